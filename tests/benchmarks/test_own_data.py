@@ -6,6 +6,7 @@ import re
 import tracemalloc
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -292,7 +293,8 @@ def test_an_archive_larger_than_the_memory_is_refused_before_any_of_it_is_read(t
         if kind == "npz"
         else (np.zeros((4000, 256), "f4"), np.arange(4000) % 4)
     )
-    np.savez_compressed(tmp_path / "x.npz", **{name: x if name.startswith("x") else y for name in names})
+    arrays: dict[str, Any] = {name: x if name.startswith("x") else y for name in names}
+    np.savez_compressed(tmp_path / "x.npz", **arrays)
     monkeypatch.setattr(images, "memory_bytes", lambda: 5_000_000)
     tracemalloc.start()
     try:

@@ -1,3 +1,4 @@
+# type: ignore  # Triton, which comes with PyTorch's CUDA builds alone, compiles these functions by its own types
 """Normal numbers from ChaCha20 on a CUDA device, added to a vector and rounded to a grid: the CPU's, bit for bit.
 
 The words are those of the same blocks of the cipher, and every operation is the CPU's (`normals.py`), rounded according
@@ -14,8 +15,6 @@ apart; eight threads make a group of 128 numbers.
 Source: Bernstein, "ChaCha, a variant of Salsa20", 2008. The Box-Muller transform and its polynomials: `normals.py`.
 """
 
-# pyright: reportMissingImports=false, reportUndefinedVariable=false
-# Triton comes with PyTorch's CUDA builds alone; its functions are compiled, so their types are not Python's.
 from __future__ import annotations
 
 import math

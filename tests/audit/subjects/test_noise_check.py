@@ -62,7 +62,7 @@ def test_repetition_of_fresh_noise_is_standard_normal_over_a_run_and_the_largest
         largest.append(noise_statistics((noise, False) for noise in run)[2])
     assert stats.kstest(scores, "norm").pvalue > 1e-3
     # Four tests, each two-sided, at 3 deviations: at most the sum of their chances.
-    alarms, most = sum(score > 3 for score in largest), 4 * 2 * stats.norm.sf(3)
+    alarms, most = sum(score > 3 for score in largest), 4 * 2 * float(stats.norm.sf(3))
     assert stats.binomtest(alarms, len(drawn), most, alternative="greater").pvalue > 1e-3
 
 

@@ -1,6 +1,7 @@
 """Scores of somebody's own model as a table: read, refused, and measured as attacks are."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -102,6 +103,16 @@ def test_a_pipe_in_place_of_any_file_that_a_user_names_is_refused_and_not_waited
         with pytest.raises((ValueError, OSError), match="regular file"):
             read()
     assert "no regular file" in str(file_fault(pipe, TranscriptHeader(names=("w",), shapes=((2,),))))
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="this system has no pipes of the shell")
+def test_a_pipe_that_the_shell_opened_is_read():
+    reader, writer = os.pipe()
+    os.write(writer, b"member,score\n1,2\n0,1\n")
+    os.close(writer)
+    table = read_scores(Path(f"/dev/fd/{reader}"), delta=1e-5)
+    os.close(reader)
+    assert table.member.tolist() == [True, False]
 
 
 def test_a_column_that_occurs_twice_is_refused(tmp_path):

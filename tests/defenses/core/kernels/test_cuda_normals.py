@@ -131,7 +131,8 @@ def test_a_device_that_can_draw_gets_each_draw_once(monkeypatch):
         expected = source.add(torch.zeros(500), STD)
         moved = torch.zeros(500).as_subclass(OnADevice)
         assert torch.equal(on_a_device.add(moved, STD).as_subclass(torch.Tensor), expected)
-    assert torch.equal(source.state(), on_a_device.state())
+    state, moved_state = source.state(), on_a_device.state()
+    assert state is not None and moved_state is not None and torch.equal(state, moved_state)
     assert len(set(streams)) == 2
 
 
@@ -153,7 +154,9 @@ def test_a_cuda_device_draws_the_numbers_of_the_cpu(monkeypatch):
             values = torch.linspace(-99.5, 99.5, size, dtype=torch.float64).to(dtype)
             moved = values.cuda()
             on_cpu(values, key, draw, std, unit)
-            noise_module._device_kernel(moved.device, dtype)(moved, key, draw, std, unit)
+            kernel = noise_module._device_kernel(moved.device, dtype)
+            assert kernel is not None
+            kernel(moved, key, draw, std, unit)
             assert torch.equal(moved.cpu(), values), (size, dtype, draw, std, unit)
     source, own = CipherNoise(KEYS[0], "seeded"), CipherNoise(KEYS[0], "seeded")
     expected = source.add(torch.zeros(5000), STD)
