@@ -71,7 +71,9 @@ def page(tmp_path):
     def make(*records, name="run"):
         for record in records:
             records_of.write(record, tmp_path / name / "records")
-        write_manifest(asked_for(*records), tmp_path / name / "records")
+        for suite in {record.suite for record in records}:
+            own = [record for record in records if record.suite == suite]
+            write_manifest(asked_for(*own, suite=suite), tmp_path / name / "records")
         return build(tmp_path / name, tmp_path / name / "page").read_text(encoding="utf-8")
 
     return make
