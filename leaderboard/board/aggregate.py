@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Literal
 
-from scipy import stats
+from scipy import special  # `scipy.stats` makes all distributions at import, in longer than a board takes
 
 from ..metrics import METRICS
 from ..records.details import CALIBRATION, REPORT, Half
@@ -305,7 +305,7 @@ def student(values: list[float], *, looks: int = 1) -> tuple[float, float] | Non
     if len(values) < 2 or (spread := stdev(values)) == 0:
         return None
     # mean ± t(1 - alpha / (2 k); n - 1) s / sqrt(n), alpha = 5 %, k = looks.
-    half = float(stats.t.ppf(1 - 0.025 / looks, len(values) - 1)) * spread / len(values) ** 0.5
+    half = float(special.stdtrit(len(values) - 1, 1 - 0.025 / looks)) * spread / len(values) ** 0.5
     return fmean(values) - half, fmean(values) + half
 
 
@@ -332,7 +332,7 @@ def _largest(metrics: Iterable[Metric]) -> float | None:
 def _own_interval(metrics: list[Metric], looks: int) -> tuple[float, float] | None:
     ends = [(m.value, m.low, m.high) for m in metrics]
     # Half-widths of a normal estimate are proportional to z(1 - alpha / (2 k)).
-    widen = float(stats.norm.ppf(1 - 0.025 / looks) / stats.norm.ppf(0.975))
+    widen = float(special.ndtri(1 - 0.025 / looks) / special.ndtri(0.975))
     lows, highs = [], []
     for value, low, high in ends:
         if value is None or low is None or high is None:

@@ -10,7 +10,7 @@ chance and the claim's bound.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import stats
+from scipy import special
 
 from ..kinds import KINDS, NoiseVariant
 from ..metrics import METRICS
@@ -134,14 +134,14 @@ def detectable(gain: Estimate, cell: BoardCell) -> float:
     tail = 1 - 0.025 / gain.looks
     if gain.interval == "seeds" and gain.ends is not None:
         free = gain.n - 1
-        quantile = float(stats.t.ppf(tail, free))
+        quantile = float(special.stdtrit(free, tail))
         error = (gain.ends[1] - gain.ends[0]) / 2 / quantile
-        return (quantile + float(stats.t.ppf(POWER, free))) * error
+        return (quantile + float(special.stdtrit(free, POWER))) * error
     # With the records' own intervals, averaged and not narrowed, it is the scorer's value, widened for `looks`.
     own = [GainDetail.of(record.metrics[gain.metric].detail).detectable for record in cell.records.values()]
     known = [value for value in own if value is not None]
-    more = float(stats.norm.ppf(POWER))
-    wider = (float(stats.norm.ppf(tail)) + more) / (float(stats.norm.ppf(0.975)) + more)
+    more = float(special.ndtri(POWER))
+    wider = (float(special.ndtri(tail)) + more) / (float(special.ndtri(0.975)) + more)
     return wider * max(known) if known else float("inf")
 
 
