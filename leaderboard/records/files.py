@@ -60,12 +60,12 @@ def read_bytes(path: Path, noun: str = "file") -> bytes:
 def refuse_special(path: Path) -> None:
     """Refuses a pipe, a socket or a device, whose reading waits for a writer or has no end; links are followed.
 
-    A pipe that a shell opens for a command (`<(...)`) has a writer and is read.
+    A pipe that a shell opens for a command (`<(...)`, `/dev/stdin`) has a writer and is read.
 
     Raises:
         OSError: the path is none of regular file and folder.
     """
-    opened_by_the_shell = path.is_fifo() and path.is_relative_to("/dev/fd")
+    opened_by_the_shell = path.is_fifo() and path.is_relative_to("/dev")
     if path.exists() and not (path.is_file() or path.is_dir() or opened_by_the_shell):
         raise OSError(errno.EINVAL, "it is no regular file; copy its content into one", str(path))
 

@@ -107,8 +107,10 @@ def _copied(records: Iterable[Record]) -> dict[str, str]:
     """Returns, by id, the reason why records of several seeds are one run; splits and scores differ between seeds."""
     seeds: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        # Arrays of other kinds may be equal by chance, as the label of a batch of one example.
-        if record.arrays_digest is not None and record.kind in ("membership", "canaries"):
+        # Arrays of other kinds may be equal by chance, as the label of a batch of one example, and so may scores from
+        # labels alone, of two models that are right on the same candidates.
+        labels_only = record.requires is not None and record.requires.access == "LABEL_ONLY"
+        if record.arrays_digest is not None and record.kind in ("membership", "canaries") and not labels_only:
             seeds.setdefault((record.kind, record.arrays_digest), []).append(record)
     faults = {}
     for equal in seeds.values():

@@ -52,7 +52,7 @@ def test_the_system_of_a_layer_has_the_stated_size(name, layer):
     assert len(ranks.of_gradient(use).toarray()) * len(use.inputs) == rows_of_gradient
 
 
-# Of the layer that fails tests/attacks/test_r_gap.py asks the attack itself, and the bound below is tight there.
+# Layer 2 of `cnn6_d` fails: `tests/attacks/test_r_gap.py` asks the attack itself, and the bound below is tight there.
 @pytest.mark.parametrize(
     ("name", "layer"),
     [pytest.param(*which, marks=[] if which == ("cnn6_d", 3) else [pytest.mark.slow]) for which in EACH],

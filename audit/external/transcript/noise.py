@@ -171,9 +171,11 @@ class NoiseTests:
         tensors = len(self._names)
         energy, degrees = float(self._energy[0, tensors]), int(self._degrees[0, tensors])
         # Nine bounds: two-sided on the three parts with fresh noise and on the noise's energy, one-sided on s n within.
-        each = share / 9
-        z = float(stats.norm.isf(each))
-        least, most = (float(stats.chi2.ppf(quantile, degrees)) for quantile in (each, 1 - each))
+        share_of_a_bound = share / 9
+        z = float(stats.norm.isf(share_of_a_bound))
+        least, most = (
+            float(stats.chi2.ppf(quantile, degrees)) for quantile in (share_of_a_bound, 1 - share_of_a_bound)
+        )
         # |x|**2 = |n|**2 + 2 s n + |s|**2, where 2 s n is at least -2 z |s|.
         return z, z + math.sqrt(z**2 + max(0.0, energy - least)), most
 
@@ -237,12 +239,12 @@ def zero_coordinates(model: nn.Module, layout: Layout, inputs: Float[Tensor, "n 
                 model(part.to(device))
                 if not reached:
                     return "no layer with parameters is reached"
-                first, first_noise = reached[0]
+                first, first_inputs = reached[0]
                 if not isinstance(first, nn.Linear):
                     return f"the first layer with parameters is a {type(first).__name__}, and not linear"
                 if sum(module is first for module, _ in reached) > 1:
                     return "the first linear layer is used twice"
-                dead = (first_noise == 0).flatten(0, -2).all(0)
+                dead = (first_inputs == 0).flatten(0, -2).all(0)
                 zero = dead if zero is None else zero & dead
     finally:
         for handle in handles:

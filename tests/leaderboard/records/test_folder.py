@@ -96,6 +96,15 @@ def test_a_run_that_is_copied_under_other_seeds_is_spoiled(record, tmp_path):
     assert "of seed 0" in found["membership", 1] and not found["utility", 1] + found["utility", 2]
 
 
+def test_seeds_whose_models_answer_with_the_same_labels_are_no_copies(record, tmp_path):
+    for seed in (0, 1):
+        digest = digest_of_bytes(b"labels")
+        made = record(seed=seed, arrays="a.parquet", arrays_digest=digest, requires={"access": "LABEL_ONLY"})
+        write(dataclasses.replace(made, arrays=f"{made.id}.parquet"), tmp_path)
+        (tmp_path / f"{made.id}.parquet").write_bytes(b"labels")
+    assert [one.status for one in read_folder(tmp_path).records] == ["ok", "ok"]
+
+
 def test_links_are_followed_neither_to_read_nor_to_write(stored, tmp_path):
     made, folder = stored
     path = folder / f"{made.id}.json"
