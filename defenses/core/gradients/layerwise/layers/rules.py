@@ -78,7 +78,9 @@ def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> FactoredGradient
 
 def _statistics(inputs: Tensor, layer: nn.GroupNorm) -> tuple[Tensor, Tensor]:
     images, channels, positions = inputs.shape[0], inputs.shape[1], prod(inputs.shape[2:])
-    return torch.native_group_norm(inputs, None, None, images, channels, positions, layer.num_groups, layer.eps)[1:]
+    # Contiguous, since CUDA and PyTorch 2.6 refuse any other order.
+    values = inputs.contiguous()
+    return torch.native_group_norm(values, None, None, images, channels, positions, layer.num_groups, layer.eps)[1:]
 
 
 def layer_norm(use: Use, layer: nn.LayerNorm, examples: int) -> FactoredGradients:
