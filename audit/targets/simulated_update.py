@@ -205,6 +205,7 @@ class _Client:
             noise=noise,
             microbatch=execution.microbatch,
             memory_budget=execution.memory_budget,
+            precision=execution.precision,
             engine=execution.engine,
             expected_batch=self.size,
             unchecked=execution.unchecked,

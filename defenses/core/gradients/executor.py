@@ -16,6 +16,7 @@ Guarantee:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,11 +41,12 @@ from .choose import ChosenEngine, choose, refuse_name
 from .engines.batches import Batches, reused
 from .engines.interface import PerExample
 from .exact_sums import exact_sums
-from .numerics.full_precision import ONE_PASS, full_precision, refuse_autocast
+from .numerics.device_memory import usable_memory
+from .numerics.full_precision import ONE_PASS, Precision, full_precision, precision_for, refuse_autocast
 from .reference import Loss, cross_entropy, microbatches
 from .reference_sums import added_up, totals
 
-# Default limit on the bytes of activations, their derivatives and rows at a time.
+# Default limit on the bytes of activations, their derivatives and rows at a time, on a CPU.
 MEMORY_BUDGET = 2 * 2**30
 
 
@@ -180,6 +182,7 @@ class Engine:
         noise: Noise | None = None,
         microbatch: int | None = None,
         memory_budget: int | None = None,
+        precision: Precision | None = None,
         engine: str = "auto",
         augmentation: Augmentation | None = None,
         expected_batch: float = 0.0,
@@ -193,7 +196,11 @@ class Engine:
             loss: per-example loss.
             noise: secret source.
             microbatch: maximum number of examples processed at a time; None for the memory budget's.
-            memory_budget: bytes that activations, their derivatives and rows may take, roughly; 2 GiB if None.
+            memory_budget: bytes that activations, their derivatives and rows may take, roughly; if None, 2 GiB on a
+                CPU, and on a CUDA device half of its memory or what is free.
+            precision: "float32", "tf32" or "bfloat16" for forward and backward passes of the layerwise engine; bounds
+                are computed in float32 in any case (`numerics/full_precision.py`). None for TF32 on a CUDA device, as
+                PyTorch's own convolutions, and float32 on others.
             engine: "auto", "layerwise", "torch.func", "one_by_one", "opacus" or "backpack"; `auto` is a static rule,
                 the layerwise engine if it supports every layer and passes the checks, otherwise slower engines.
             augmentation: views of each example, whose gradients are averaged and then bounded once.
@@ -203,7 +210,8 @@ class Engine:
 
         Raises:
             ValueError: for a model that mixes examples, has hooks on its gradients or parameters in half precision, a
-                micro-batch or budget below 1, or an unknown engine.
+                micro-batch or budget below 1, an unknown engine or precision, or a precision that its device or its
+                parameters do not have.
         """
         refuse_batch_norm(model)
         refuse_model(model)
@@ -213,13 +221,15 @@ class Engine:
                 raise ValueError(f"{argument} must be at least 1 or None, got {value}")
         self.model, self.loss, self.noise, self.microbatch = model, loss, noise, microbatch
         self.memory = NoiseMemory()
-        self.memory_budget = MEMORY_BUDGET if memory_budget is None else memory_budget
+        self.memory_budget, self._asked_precision = memory_budget, precision
         self.augmentation = augmentation
         self.layout = Layout.of(model)
         self.name = self._asked = engine
         self.unverified = ""
         self._expected_batch, self._domains, self._unchecked = expected_batch, domains, unchecked
         self._checked: dict[object, ChosenEngine] = {}
+        self._halved = False
+        precision_for(self._first(), precision)
 
     def prepare(self, inputs: Tensor, targets: Tensor, *, exact: bool = False) -> ChosenEngine:
         """Chooses and checks the engine, once per shape, dtype and mode of the model; reads no value of the data.
@@ -259,7 +269,9 @@ class Engine:
                     )
                 self._checked[kind] = choice
         choice = self._checked[kind]
-        self.name, self.unverified = choice.note, choice.unverified
+        precision = self._precision(choice)
+        self.name = choice.note if precision == "float32" else f"{choice.note}, {precision}"
+        self.unverified = choice.unverified
         return choice
 
     def gradients(self, inputs: Tensor, targets: Tensor, *, seed: int | None = None) -> Gradients:
@@ -341,20 +353,67 @@ class Engine:
             with torch.no_grad():
                 sums = exact_sums(plan.plan, examples, units_of(plan, noise), like.device)
             return add_noise(plan, sums, noise, like.dtype, self.memory)
-        parts = []
-        for chosen, copies in self._fitting(choice, inputs.shape[0], self._batches(like), like):
+        precision = self._precision(choice)
+
+        def sums_of(chosen: slice, copies: int) -> tuple[Tensor, ...]:
             x, y, keys_of_part = part(chosen)
             x, y, keys_of_part = (
                 _copied(x, copies),
                 _copied(y, copies),
                 None if keys_of_part is None else _copied(keys_of_part, copies),
             )
-            with entries(keys_of_part), full_precision():
-                parts.append(_per_example(choice.engine.sums(plan.plan, x, y, views=views), copies))
+            with entries(keys_of_part), full_precision(precision):
+                return _per_example(choice.engine.sums(plan.plan, x, y, views=views), copies)
+
+        parts = self._micro_batches(choice, inputs.shape[0], like, sums_of)
         # `CipherNoise` accepts the sums of a single micro-batch unconverted, which saves four passes over float64.
         as_they_are = len(parts) == 1 and isinstance(noise, CipherNoise) and plan.plan.correlated is None
         sums = parts[0] if as_they_are else totals(plan.plan, parts, like.device)
         return add_noise(plan, sums, noise, like.dtype, self.memory)
+
+    def _micro_batches(
+        self, choice: ChosenEngine, examples: int, like: Tensor, sums_of: Callable[[slice, int], tuple[Tensor, ...]]
+    ) -> list[tuple[Tensor, ...]]:
+        """Returns the sums of each micro-batch; if a device's memory does not suffice, of micro-batches half as large.
+
+        Nothing is released before all sums are there, and no noise is drawn, so a step can start again.
+
+        Args:
+            choice: the engine.
+            examples: number of examples of the batch.
+            like: a trained parameter.
+            sums_of: computes the sums of a span of examples, for a number of copies of each.
+        """
+        while True:
+            largest, sums = 0, []
+            try:
+                for chosen, copies in self._fitting(choice, examples, self._batches(like), like):
+                    largest = max(largest, chosen.stop - chosen.start)
+                    sums.append(sums_of(chosen, copies))
+                return sums
+            except torch.OutOfMemoryError:
+                if largest <= 1:
+                    raise
+            # Outside of the handler, whose exception keeps the tensors of the pass alive.
+            sums.clear()
+            self._halve(largest)
+
+    def _halve(self, largest: int) -> None:
+        """Halves the micro-batches from here on."""
+        if not self._halved:
+            warnings.warn(
+                f"memory of the device did not suffice for {largest} examples at a time: half as many are computed from "
+                "here on, and fewer if need be; memory_budget or microbatch (of Execution) limit them beforehand",
+                stacklevel=4,
+            )
+        self._halved, self.microbatch = True, largest // 2
+        self.release_memory()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _precision(self, choice: ChosenEngine) -> Precision:
+        """Returns the precision of passes; float32 for engines that do not reduce it."""
+        return precision_for(self._first(), self._asked_precision) if choice.engine.reduces else "float32"
 
     def clipped_sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
         """Returns the sum of bounded contributions to each block, in float64, without noise: private, for audits only.
@@ -366,7 +425,7 @@ class Engine:
             views: number of views of each example.
         """
         like = self._first().detach()
-        with full_precision():
+        with full_precision(self._precision(self.prepare(inputs, targets))):
             answers = [
                 _per_example(engine.sums(plan, x, y, views=views), copies)
                 for engine, x, y, copies in self._entries(inputs, targets, views)
@@ -390,7 +449,7 @@ class Engine:
         """
         like = self._first().detach()
         along, none = [d.to(like) for d in directions], like.new_zeros(0, dtype=torch.float64)
-        with full_precision():
+        with full_precision(self._precision(self.prepare(inputs, targets))):
             answers = [
                 [
                     (a[: len(a) // copies], b[: len(b) // copies])
@@ -475,5 +534,7 @@ class Engine:
         """Returns the known sizes of the run's batches, given a trained parameter."""
         # An engine receives entries: every view of an example is an entry.
         views = 1 if self.augmentation is None else self.augmentation.views
+        if self.memory_budget is None:  # once, since an engine is checked on the sizes that follow
+            self.memory_budget = usable_memory(like.device) if like.is_cuda else MEMORY_BUDGET
         budget = reused(self.memory_budget, like, self.layout.dim)
         return Batches(self._expected_batch, views, self.microbatch, budget)

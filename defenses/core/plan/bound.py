@@ -24,6 +24,9 @@ from torch import Tensor
 
 from .linear_algebra.lengths import lengths
 
+# Numbers that a GPU converts to float64 in less time than a wait for a result takes.
+_WIDENED = 2**22
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
@@ -183,6 +186,8 @@ def row_norms(
         rows: rows to measure.
         computed: result of `lengths(rows)`, if known.
     """
+    if rows.is_cuda and rows.numel() <= _WIDENED:
+        return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     norms = lengths(rows) if computed is None else computed
     # A float32 square overflows above 1e19 and underflows below 1e-22, and float64 reductions are many times slower.
     if rows.dtype == torch.float64 or bool(((norms > 1e-10) & (norms < 1e15)).all()):

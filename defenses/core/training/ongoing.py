@@ -108,6 +108,7 @@ class OngoingRun:
             noise=self.noise,
             microbatch=s.execution.microbatch,
             memory_budget=s.execution.memory_budget,
+            precision=s.execution.precision,
             engine=s.execution.engine,
             augmentation=s.recipe.augmentation,
             expected_batch=s.sampling.expected_batch(s.recipe.nominal_size or len(self.inputs)),
@@ -335,7 +336,7 @@ class OngoingRun:
         # The divisor in force: None, and the same number written out, are the same run.
         recipe = replace(s.recipe, expected_batch=self._expected_batch, nominal_size=None)
         # These change the rounding of a sum, and a sum with other rounding is another sum under the same noise.
-        how = (s.execution.engine, s.execution.microbatch, s.execution.memory_budget)
+        how = (s.execution.engine, s.execution.microbatch, s.execution.memory_budget, s.execution.precision)
         observed = (recording.observer, sorted(recording.always), recording.only and sorted(recording.only))
         # By class: a meter influences no release, but its state in the checkpoint is for its own class alone.
         meter = f"{type(recording.meter).__module__}.{type(recording.meter).__qualname__}"

@@ -143,7 +143,11 @@ class Execution:
     Attributes:
         engine: "auto", "layerwise", "torch.func", "one_by_one", "opacus" or "backpack".
         microbatch: largest number of examples processed at a time; None for as many as fit the memory budget.
-        memory_budget: approximate bytes for activations, their derivatives and per-example gradients; 2 GiB if None.
+        memory_budget: approximate bytes for activations, their derivatives and per-example gradients; if None, 2 GiB on
+            a CPU, and on a CUDA device half of its memory or what is free.
+        precision: "float32", "tf32" or "bfloat16" for forward and backward passes of the layerwise engine; bounds are
+            computed in float32 in any case. None for TF32 on a CUDA device, as PyTorch's own convolutions, and float32
+            on others.
         device: device of the computation; None for that of the examples.
         unchecked: whether to train a model that could not be checked on synthetic examples anyway, example by example;
             its claim is marked as unverified.
@@ -152,6 +156,7 @@ class Execution:
     engine: str = "auto"
     microbatch: int | None = None
     memory_budget: int | None = None
+    precision: Precision | None = None
     device: torch.device | str | None = None
     unchecked: bool = False
 

@@ -89,7 +89,14 @@ class Forked:
             setattr(sys, output.name, file)
         forks = {"get_context": lambda _: multiprocessing.get_context("fork")}
         local.multiprocessing = SimpleNamespace(**vars(multiprocessing) | forks)  # type: ignore[assignment]
-        main(list(options))
+        try:
+            main(list(options))
+        except SystemExit as end:
+            # At once: a further interrupt in what multiprocessing does behind a fork's target would change the code.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code if isinstance(end.code, int) else 1)
 
     def poll(self) -> int | None:
         return self.process.exitcode

@@ -36,9 +36,11 @@ class PerExample:
         model: the network; its parameters are read anew at every call, never changed.
         loss: per-example loss.
         layout: the trained parameters and their order.
+        reduces: True if forward and backward passes run in the precision that `full_precision` is given.
     """
 
     name: ClassVar[str]
+    reduces: ClassVar[bool] = False
 
     def __init__(self, model: nn.Module, loss: Loss, layout: Layout) -> None:
         """Takes a model.

@@ -78,6 +78,7 @@ class Layerwise(PerExample):
     """The layerwise engine, for the layers of `layers/rules.py`; parameters and layers may be used repeatedly."""
 
     name: ClassVar[str] = "layerwise"
+    reduces: ClassVar[bool] = True
     last: ClassVar[bool] = True
     """True if images have their channels last in memory."""
 

@@ -19,10 +19,13 @@ from torch import Tensor
 from ...plan.bound import row_norms
 from ...plan.linear_algebra.lengths import lengths
 from ...plan.linear_algebra.products import product
+from ..numerics.device_memory import total_memory
 from .tables import ANY_BOUND, NormTable, SumTable, measurable
 
 # A chunk of rows and its factors should stay in the cache of a CPU; a GPU needs large launches.
 _CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
+# Part of a GPU's memory that a chunk takes if that is more: a single launch for a layer, as a rule.
+_CHUNK_SHARE = 1 / 32
 TOGETHER = 512
 """Most examples that one float32 sum adds: the error n² / 2^24 of a bound (`added_in_parts`) is then 1/64."""
 _LEAST_TOGETHER = 16  # examples, from which on a layer's kernel runs longer than its call takes
@@ -289,9 +292,12 @@ def parts(examples: int, each: int, like: Tensor, *, wide: bool = False) -> Iter
         examples: number of examples.
         each: bytes per example.
         like: tensor on the device.
-        wide: chunks of sixteen times as many bytes.
+        wide: chunks of sixteen times as many bytes on a CPU, of four times as many on a GPU.
     """
-    limit = _CHUNK_BYTES.get(like.device.type, _CHUNK_BYTES["cuda"]) * (16 if wide else 1)
+    if like.is_cuda:
+        limit = max(_CHUNK_BYTES["cuda"], int(_CHUNK_SHARE * total_memory(like.device))) * (4 if wide else 1)
+    else:
+        limit = _CHUNK_BYTES.get(like.device.type, _CHUNK_BYTES["cuda"]) * (16 if wide else 1)
     step = max(1, min(examples, limit // max(1, each)))
     for start in range(0, examples, step):
         yield slice(start, min(start + step, examples))

@@ -18,6 +18,14 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradien
 from ...randomness.record_draws import one_pass
 from ..checks.synthetic_examples import mapped
 from ..engines.interface import Unsupported
+from ..numerics.full_precision import (
+    device_type,
+    forward_precision,
+    outside_of_passes,
+    product_precision,
+    reduced,
+    widened,
+)
 from ..reference import Loss
 from .buffers import Buffers
 
@@ -81,6 +89,7 @@ def record(
     under_way = [True]
     calls: list[_Call] = []
     numbers = 0
+    hand_over = _in_float32(take) if reduced() else take
 
     def note(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         nonlocal numbers
@@ -105,7 +114,7 @@ def record(
             if entering._version != version:
                 raise Unsupported(f"the input of layer '{layers[layer]}' must not be changed in place after its call")
             if signals is not None:  # without a graph of its own, as all results of a backward pass
-                take(Use(layer, layers[layer], entering, signals, statistics, buffers))
+                hand_over(Use(layer, layers[layer], entering, signals, statistics, buffers))
 
         # The node stays valid if the output is changed in place later. The edge keeps it alive if the model drops the
         # output: a Python `_Begin` node would be freed then up to PyTorch 2.13.
@@ -120,14 +129,26 @@ def record(
     try:
         for layer, attributes, _ in own:
             attributes["forward"] = partial(note, layer, layer.forward)
-        with torch.enable_grad(), one_pass():
-            losses = _losses(loss, forward(inputs.detach()), targets.detach())
+        with torch.enable_grad(), one_pass(), forward_precision(device_type(inputs)):
+            outputs = forward(inputs.detach())
+            losses = _losses(loss, mapped(outputs, widened) if reduced() else outputs, targets.detach())
     finally:
         under_way.clear()
         for _, attributes, before in own:
             _restore(attributes, before)
     if losses.requires_grad and calls:  # else no recorded layer leads to the loss, and all gradients are zero
-        _backward(losses, calls, at_once=numbers <= _AT_ONCE)
+        with product_precision():
+            _backward(losses, calls, at_once=numbers <= _AT_ONCE)
+
+
+def _in_float32(take: Callable[[Use], None]) -> Callable[[Use], None]:
+    """Returns `take` with the factors of a pass in reduced precision converted to float32, and its own products in it."""
+
+    def hand_over(use: Use) -> None:
+        with outside_of_passes():
+            take(use._replace(inputs=widened(use.inputs), signals=widened(use.signals)))
+
+    return hand_over
 
 
 def _restore(attributes: dict[str, Any], forward: Any) -> None:

@@ -20,7 +20,7 @@ from torch.nn.grad import conv2d_weight
 from ....plan.bound import row_norms
 from ....plan.linear_algebra.products import product
 from ....plan.public_data import RowSizes
-from ...numerics.full_precision import device_type
+from ...numerics.full_precision import device_type, product_precision
 from ..cost import Shape, Strategy, Summation, cheapest, estimates, made_by_kernel, summation
 from ..factors import (
     BasisPiece,
@@ -222,7 +222,8 @@ class Convolution(FactoredGradient):
         """
         if self._plan.way is not Strategy.KEEP:
             return self
-        self._of_rows(keep=True)
+        with product_precision():  # from here on, whatever is computed is computed from these rows
+            self._of_rows(keep=True)
         return self._kept or self
 
     def _of_rows(self, *, keep: bool) -> Squares:

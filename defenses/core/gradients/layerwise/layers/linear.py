@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ....plan.linear_algebra.products import compiled_for, outer_products, product
+from ...numerics.full_precision import product_precision, reduced
 from ..cost import Shape, Strategy, cheapest
 from ..factors import (
     TOGETHER,
@@ -228,6 +229,13 @@ class OuterSum(FactoredGradient):
             return self._kept.inner(direction)
         through = self.inputs @ direction.view(self.signals.shape[2], self.inputs.shape[2]).T
         return (through * self.signals).sum(dim=(1, 2), dtype=torch.float64)
+
+    def formed(self) -> FactoredGradient:
+        """Returns the rows if norms and sums are computed from them and passes are in TF32; else itself."""
+        if not reduced() or cheapest(self._shape, self.like.device.type) is not Strategy.KEEP:
+            return self
+        with product_precision():  # from here on, whatever is computed is computed from these rows
+            return GradientRows(torch.cat([rows for _, rows in self.chunks(wide=True)]))
 
     @property
     def _shape(self) -> Shape:

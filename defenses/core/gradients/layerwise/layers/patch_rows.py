@@ -1,8 +1,8 @@
 """Rows of a convolution as products of patches and output gradients, for any dtype and device.
 
 Channels-last inputs are used in place: patches are then copied in long runs, a few examples at a time, so that they
-stay in the cache. At many positions only the kernel's columns are unfolded, and its rows are offsets into them, which
-copies a third of the patches of a 3x3 kernel.
+stay in the cache. At many positions on a CPU only the kernel's columns are unfolded, and its rows are offsets into them,
+which copies a third of the patches of a 3x3 kernel.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class PatchProducts:
     @property
     def _by_columns(self) -> bool:
         g = self.geometry  # a row of the kernel is an offset of whole lines only at vertical stride 1
-        many = self.signals.shape[2] * self.signals.shape[3] >= _MANY_POSITIONS
+        many = self.signals.is_cpu and self.signals.shape[2] * self.signals.shape[3] >= _MANY_POSITIONS
         return g.groups == 1 and g.stride[0] == 1 and g.kernel[0] > 1 and many
 
     def _columns(self, inputs: Tensor) -> Float[Tensor, "images lines patch"]:
@@ -130,7 +130,7 @@ def _products_into(
     signals: Float[Tensor, "some positions leaving"],
 ) -> None:
     """Writes sums over positions of patch times signal in place: `bmm(patches', signals)`."""
-    if signals.shape[2] < min(_NARROW, patches.shape[2]):
+    if signals.is_cpu and signals.shape[2] < min(_NARROW, patches.shape[2]):
         out.copy_(torch.bmm(signals.mT, patches).mT)
     elif out.is_contiguous():
         torch.bmm(patches.mT, signals, out=out)

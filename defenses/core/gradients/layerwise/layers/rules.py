@@ -37,7 +37,8 @@ def linear(use: Use, layer: nn.Linear, examples: int) -> FactoredGradients:
         return {"weight": Outer(inputs, signals, bias), "bias": bias}
     inputs = inputs.reshape(examples, -1, layer.in_features)
     signals = signals.reshape(examples, -1, layer.out_features)
-    terms: FactoredGradients = {"weight": OuterSum(inputs, signals)}
+    weight = OuterSum(inputs, signals)
+    terms: FactoredGradients = {"weight": weight if use.buffers is None else weight.formed()}
     return terms if layer.bias is None else {**terms, "bias": GradientRows(signals.sum(dim=1))}
 
 
@@ -78,8 +79,9 @@ def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> FactoredGradient
 
 def _statistics(inputs: Tensor, layer: nn.GroupNorm) -> tuple[Tensor, Tensor]:
     images, channels, positions = inputs.shape[0], inputs.shape[1], prod(inputs.shape[2:])
-    # Contiguous, since CUDA and PyTorch 2.6 refuse any other order.
-    values = inputs.contiguous()
+    # PyTorch reads channels-last images on a CPU alone, and refuses any other order but the contiguous one.
+    last = inputs.is_cpu and inputs.dim() == 4 and inputs.is_contiguous(memory_format=torch.channels_last)
+    values = inputs if last else inputs.contiguous()
     return torch.native_group_norm(values, None, None, images, channels, positions, layer.num_groups, layer.eps)[1:]
 
 
