@@ -267,10 +267,15 @@ class Engine:
                         "Recipe) say what values they have; or execute it with unchecked=True (of Execution), as its "
                         "claim then says"
                     )
+                choice.engine.captures = True
                 self._checked[kind] = choice
         choice = self._checked[kind]
         precision = self._precision(choice)
-        self.name = choice.note if precision == "float32" else f"{choice.note}, {precision}"
+        if precision != "float32" or choice.engine.remark:
+            remarks = (choice.note, "" if precision == "float32" else precision, choice.engine.remark)
+            self.name = ", ".join(remark for remark in remarks if remark)
+        else:
+            self.name = choice.note
         self.unverified = choice.unverified
         return choice
 

@@ -186,7 +186,7 @@ def row_norms(
         rows: rows to measure.
         computed: result of `lengths(rows)`, if known.
     """
-    if rows.is_cuda and rows.numel() <= _WIDENED:
+    if not rows.is_cpu and rows.numel() <= _WIDENED:
         return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     norms = lengths(rows) if computed is None else computed
     # A float32 square overflows above 1e19 and underflows below 1e-22, and float64 reductions are many times slower.

@@ -36,6 +36,7 @@ class PerExample:
         model: the network; its parameters are read anew at every call, never changed.
         loss: per-example loss.
         layout: the trained parameters and their order.
+        captures: True if passes may be captured as CUDA graphs: in training, not in checks.
         reduces: True if forward and backward passes run in the precision that `full_precision` is given.
     """
 
@@ -49,6 +50,7 @@ class PerExample:
             Unsupported: if it has a layer that this engine does not support.
         """
         self.model, self.loss, self.layout = model, loss, layout
+        self.captures = False
 
     def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
         """Gradients of each input's loss, a row each, in the parameters' dtype, detached.
@@ -135,6 +137,11 @@ class PerExample:
 
     def _rows_at(self, inputs: Tensor, targets: Tensor, views: int, point: Tensor | None) -> Tensor:
         return self.rows(inputs, targets, point=point, views=views)
+
+    @property
+    def remark(self) -> str:
+        """Returns what the record says of the engine besides its name."""
+        return ""
 
     def release_memory(self) -> None:
         """Frees memory that is kept from batch to batch; called when no batch follows for now."""

@@ -375,7 +375,7 @@ class BatchGradients:
         terms, total = self.terms, None
         if doubtful is not None and bool(doubtful.any()):
             factors = torch.where(doubtful, 0.0, factors)
-            terms = tuple((spans, term.without(doubtful)) for spans, term in self.terms)
+            terms = self._without(doubtful)
             total = torch.zeros(block.codec.size, dtype=torch.float64, device=self.like.device)
             for _, rows in self._some_rows(torch.nonzero(doubtful).flatten()):
                 total += block.contributions(_gradients_of_rows(rows)).sum(dim=0, dtype=torch.float64)
@@ -384,6 +384,10 @@ class BatchGradients:
             # Linear codecs: the encoded sum is the sum of encoded rows, at the cost of a row.
             encoded = block.codec.encode(encoded.unsqueeze(0))[0]
         return encoded if total is None else total + encoded
+
+    def _without(self, doubtful: Bool[Tensor, " rows"]) -> tuple[tuple[Spans, FactoredGradient], ...]:
+        """Returns the terms with zeros for some examples."""
+        return tuple((spans, term.without(doubtful)) for spans, term in self.terms)
 
     def _sum(self, terms: tuple[tuple[Spans, FactoredGradient], ...], factors: Tensor) -> Float[Tensor, " dim"]:
         """Sum of whole rows times factors."""

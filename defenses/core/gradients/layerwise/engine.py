@@ -27,11 +27,14 @@ from torch.nn.utils import parametrize
 
 from ...plan.defense import StepPlan
 from ...plan.layout import Layout
+from ...randomness.record_draws import current_keys
 from ..engines.interface import PerExample, Unsupported
+from ..numerics.full_precision import passes_in
 from ..reference import Loss, ModelFunction
 from ..reference_sums import added_up
 from .block_sums import BatchGradients, served
 from .buffers import BufferPool, Buffers
+from .captured import CapturedPasses, capturable
 from .factors import FactoredGradient, Mapped, Summed, parts
 from .layers.rules import KNOWN, refuse_settings
 from .masks import Spans
@@ -75,7 +78,11 @@ class _Slot:
 
 
 class Layerwise(PerExample):
-    """The layerwise engine, for the layers of `layers/rules.py`; parameters and layers may be used repeatedly."""
+    """The layerwise engine, for the layers of `layers/rules.py`; parameters and layers may be used repeatedly.
+
+    Attributes:
+        graphs: CUDA graphs of its passes.
+    """
 
     name: ClassVar[str] = "layerwise"
     reduces: ClassVar[bool] = True
@@ -90,6 +97,7 @@ class Layerwise(PerExample):
         """
         super().__init__(model, loss, layout)
         self._pool, self._slots = BufferPool(), _slots(model, layout)
+        self.graphs = CapturedPasses(model)
         self._forward = ModelFunction(model)
         # Kernels to pass channels-last; a parametrised kernel is computed in the forward pass, in its own order.
         self._kernels = [
@@ -130,8 +138,20 @@ class Layerwise(PerExample):
         with torch.no_grad(), self._pool.lend() as buffers:
             # Unbounded blocks need the sum alone, which the vendor's kernels compute without rows.
             bounded = any(block.bound.kind != "unbounded" for block in plan.blocks)
-            gradients = self._gradients(inputs, targets, None, views, buffers if bounded else None)
+            gradients = self._captured(plan, inputs, targets, views) if self.captures and self.graphs.on(inputs) else None
+            if gradients is None:
+                gradients = self._gradients(inputs, targets, None, views, buffers if bounded else None)
             return tuple(gradients.clipped_sum(block) for block in plan.blocks)
+
+    def _captured(self, plan: StepPlan, inputs: Tensor, targets: Tensor, views: int) -> BatchGradients | None:
+        """Returns the gradients of a batch from a CUDA graph; None if there is none for it."""
+        if current_keys() is not None or not capturable(plan):  # keyed draws are of one batch
+            return None
+
+        def pass_of(entries: Tensor, their_targets: Tensor) -> BatchGradients:
+            return self._gradients(entries, their_targets, None, views, _fresh)
+
+        return self.graphs.gradients(pass_of, inputs, targets, views=views, kind=passes_in())
 
     def _by_rows(self, plan: StepPlan, inputs: Tensor, targets: Tensor, views: int) -> tuple[Tensor, ...]:
         """Sums from chunks of rows: passes over all rows are memory-bound, and fresh pages are cleared first."""
@@ -167,9 +187,15 @@ class Layerwise(PerExample):
             gradients = self._gradients(inputs, targets, None, views, buffers)
             return [gradients.matched(block, d) for block, d in zip(plan.blocks, directions, strict=True)]
 
+    @property
+    def remark(self) -> str:
+        """Says whether passes are replayed as CUDA graphs; empty before."""
+        return self.graphs.note
+
     def release_memory(self) -> None:
-        """Frees the buffers of kept rows."""
+        """Frees the buffers of kept rows, and CUDA graphs with their memory."""
         self._pool.clear()
+        self.graphs.clear()
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
         """Estimates four times the activations: outputs, tensors saved by autograd, derivatives, and results."""
@@ -262,6 +288,11 @@ class InOrder(Layerwise):
 
     def _arranged_weights(self, trained: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
         return {}
+
+
+def _fresh(_layer: nn.Module, numbers: int, like: Tensor) -> Tensor:
+    """Returns memory of a CUDA graph's own for rows that are kept."""
+    return like.new_empty(numbers)
 
 
 def _of_parameters(

@@ -95,6 +95,11 @@ def product_precision() -> AbstractContextManager[None]:
     return _OnCuda("tf32") if reduced() else _UNCHANGED
 
 
+def passes_in() -> Precision:
+    """Returns the precision of passes."""
+    return _passes
+
+
 def reduced() -> bool:
     """Returns whether passes run in less than float32."""
     return _passes != "float32"

@@ -1,0 +1,246 @@
+"""A CUDA graph of a pass: forward, backward, norms and weighted sum as two replays, without a launch by Python.
+
+Small networks on a GPU are bound by the time that Python takes to launch their kernels. A graph replays the kernels of
+an earlier pass on whatever its input tensors hold by then. The first graph ends with the squared norms. Factors are
+computed from them as in any pass, by any bound, and copied into the second graph, which forms the weighted sum. What is
+rare (an example whose norm is uncertain, masks, rows) is computed from the tensors that the first replay left.
+
+Batches of Poisson sampling differ in size. They are padded with copies of their first example, whose factors are zero;
+a copy is finite if the example is, and an example that is not is removed together with all copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from ...plan.codec import Everything
+from ...plan.defense import StepPlan
+from ...plan.query import Gradient, NormWithin
+from .block_sums import BatchGradients
+from .factors import FactoredGradient, Squares
+from .masks import Spans
+
+MOST_GRAPHS = 4
+"""Graphs of a model that are kept, each with the memory of a pass: sizes of batches that differ by an eighth."""
+_AGREES = 1e-3  # relative difference of a replay from the pass that it was captured from, in float32
+
+PassOf = Callable[[Tensor, Tensor], BatchGradients]
+
+
+def capturable(plan: StepPlan) -> bool:
+    """Returns whether a plan needs norms and weighted sums of whole gradients alone."""
+    return all(
+        type(block.query) is NormWithin
+        or (type(block.query) is Gradient and type(block.codec) is Everything and block.bound.kind != "unbounded")
+        for block in plan.blocks
+    )
+
+
+def padded(examples: int) -> int:
+    """Returns the number of examples of the graph for a batch: at most an eighth more."""
+    grain = max(1, 2 ** (examples.bit_length() - 1) // 8)
+    return -(-examples // grain) * grain
+
+
+def addresses(model: nn.Module) -> tuple[int, ...]:
+    """Returns where the model's tensors lie in memory, which a graph has fixed."""
+    return tuple([values.data_ptr() for values in chain(model.parameters(), model.buffers())])
+
+
+class CapturedGradients(BatchGradients):
+    """Gradients of a replayed pass: those of the first examples of the graph's batch."""
+
+    def __init__(self, of: CapturedPass, examples: int) -> None:
+        """Takes the graph after a replay, and the number of its examples that are not padding."""
+        super().__init__(of.gradients.terms, of.gradients.dim, examples, of.gradients.like)
+        self._of = of
+
+    def rows(self, index: slice | Tensor = slice(None)) -> Float[Tensor, "some dim"]:
+        """Returns whole rows of some examples."""
+        if isinstance(index, slice):
+            index = torch.arange(self.examples, device=self.like.device)[index]
+        return super().rows(index)
+
+    @property
+    def _squares(self) -> Squares:
+        value, rounding = self._of.squares.value, self._of.squares.rounding
+        return Squares(value[: self.examples], None if rounding is None else rounding[: self.examples])
+
+    def _without(self, doubtful: Bool[Tensor, " rows"]) -> tuple[tuple[Spans, FactoredGradient], ...]:
+        return super()._without(self._of.padding(doubtful, True))
+
+    def _sum(self, terms: tuple[tuple[Spans, FactoredGradient], ...], factors: Tensor) -> Float[Tensor, " dim"]:
+        factors = self._of.padding(factors, 0.0)
+        return self._of.sum(factors) if terms is self.terms else super()._sum(terms, factors)
+
+
+class CapturedPass:
+    """Two CUDA graphs, of a pass with its squared norms and of a weighted sum, and the tensors that they work on.
+
+    Attributes:
+        gradients: factored gradients, overwritten by each replay.
+        squares: their squared norms, likewise.
+    """
+
+    gradients: BatchGradients
+    squares: Squares
+
+    def __init__(self, pass_of: PassOf, inputs: Tensor, targets: Tensor, size: int, views: int) -> None:
+        """Captures a pass over a batch, and compares a replay with it.
+
+        Args:
+            pass_of: function from inputs and targets to factored gradients.
+            inputs: `views` adjacent entries for each example, at most `size` examples.
+            targets: as many.
+            size: number of examples of the graph.
+            views: entries of an example.
+
+        Raises:
+            RuntimeError: for a pass that cannot be captured, as one that waits for the device, or one whose replay
+                gives other norms.
+        """
+        self.size, self._views = size, views
+        self._inputs = inputs.new_empty(size * views, *inputs.shape[1:])
+        self._targets = targets.new_empty(size * views, *targets.shape[1:])
+        self._fill(inputs, targets)
+        graphs = graphs_on(inputs.device)
+        with graphs.beside():
+            gradients = pass_of(self._inputs, self._targets)
+            expected = gradients._squares.value.clone()
+            self._factors = gradients.like.new_zeros(size)
+            gradients._sum(gradients.terms, self._factors)
+        del gradients
+        with graphs.capture() as self._pass:
+            self.gradients = pass_of(self._inputs, self._targets)
+            self.squares = self.gradients._squares
+        with graphs.capture() as self._weighted:
+            self._sum = self.gradients._sum(self.gradients.terms, self._factors)
+        self._pass.replay()
+        # An example without a finite norm differs from itself, and says nothing.
+        differences = (self.squares.value - expected).abs() > _AGREES * expected
+        if bool((differences & expected.isfinite()).any()):
+            raise RuntimeError("a replay gives other norms than the pass that it was captured from")
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> CapturedGradients:
+        """Replays the pass on a batch; the gradients are valid until the next replay."""
+        self._fill(inputs, targets)
+        self._pass.replay()
+        return CapturedGradients(self, inputs.shape[0] // self._views)
+
+    def sum(self, factors: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
+        """Returns the sum of the gradients times their factors."""
+        self._factors.copy_(factors)
+        self._weighted.replay()
+        return self._sum.clone()
+
+    def padding(self, values: Tensor, value: Any) -> Tensor:
+        """Returns values of examples, followed by the same value for each copy that pads the batch."""
+        if len(values) == self.size:
+            return values
+        return torch.cat([values, values.new_full((self.size - len(values),), value)])
+
+    def _fill(self, inputs: Tensor, targets: Tensor) -> None:
+        for own, values in ((self._inputs, inputs), (self._targets, targets)):
+            own[: len(values)].copy_(values)
+            if len(values) < len(own):
+                copies = (len(own) - len(values)) // self._views
+                own[len(values) :].unflatten(0, (copies, self._views)).copy_(values[: self._views])
+
+
+class _Graphs:
+    """Captures CUDA graphs that share a pool of memory, one after the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Runs on the stream of the captures: libraries allocate their workspaces at their first call on a stream."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            yield
+        current.wait_stream(self._stream)
+
+    @contextmanager
+    def capture(self) -> Iterator[torch.cuda.CUDAGraph]:
+        """Captures what runs in the context."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            yield graph
+
+
+graphs_on: Callable[[torch.device], Any] = _Graphs
+
+
+class CapturedPasses:
+    """The graphs of a model by size and kind of batch; a pass that cannot be captured runs without one.
+
+    Attributes:
+        note: what the record says of them: empty before the first.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Starts without graphs."""
+        self._model, self.note = model, ""
+        self._seen: set[tuple[object, ...]] = set()
+        self._graphs: dict[tuple[object, ...], CapturedPass] = {}
+        self._addresses: tuple[int, ...] = ()
+        self._failed = False
+
+    def gradients(
+        self, pass_of: PassOf, inputs: Tensor, targets: Tensor, *, views: int, kind: object
+    ) -> BatchGradients | None:
+        """Returns the gradients of a batch from a graph; None if there is none, and the caller runs the pass.
+
+        A size is captured when it is seen for the second time: rare ones are not worth the memory.
+
+        Args:
+            pass_of: function from inputs and targets to factored gradients.
+            inputs: `views` adjacent entries for each example.
+            targets: as many.
+            views: entries of an example.
+            kind: anything else that a pass depends on, as its precision.
+        """
+        if self._failed:
+            return None
+        if self._addresses != (here := addresses(self._model)):
+            self.clear()
+            self._addresses = here
+        size = padded(inputs.shape[0] // views)
+        shapes = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype)
+        key = (size, views, *shapes, kind)
+        if key not in self._graphs:
+            if key not in self._seen:
+                self._seen.add(key)
+                return None
+            try:
+                captured = CapturedPass(pass_of, inputs, targets, size, views)
+            except (RuntimeError, ValueError, TypeError) as error:  # of CUDA, or of any code of a user's model
+                self._failed, self.note = True, f"no CUDA graph: {str(error).splitlines()[0][:120]}"
+                self._graphs.clear()
+                return None
+            while len(self._graphs) >= MOST_GRAPHS:
+                self._graphs.pop(next(iter(self._graphs)))
+            self._graphs[key], self.note = captured, "CUDA graph"
+        else:
+            self._graphs[key] = self._graphs.pop(key)  # the last to go
+        return self._graphs[key](inputs, targets)
+
+    @staticmethod
+    def on(values: Tensor) -> bool:
+        """Returns whether a tensor's device has graphs."""
+        return values.is_cuda
+
+    def clear(self) -> None:
+        """Frees all graphs and their memory."""
+        self._graphs.clear()
+        self._seen.clear()

@@ -1,0 +1,209 @@
+"""CUDA graphs of a pass, on a pretend device whose graph replays the recorded operations into the same memory."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from leakbench.defenses.core import (
+    Block,
+    Engine,
+    Everything,
+    Layout,
+    NormWithin,
+    StepPlan,
+    adaptive_weight,
+    clip,
+    normalize,
+    seeded,
+)
+from leakbench.defenses.core.gradients.layerwise import captured
+from tests.pretend_device import device
+
+
+class Recording(TorchDispatchMode):
+    """A graph: its operations, to be done again on the same tensors; what answers to Python is refused, as by CUDA."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations, self.replays = [], 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if operation.overloadpacket is torch.ops.aten._local_scalar_dense:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        result = operation(*args, **(kwargs or {}))
+        self.operations.append((operation, args, kwargs or {}, result))
+        return result
+
+    def replay(self):
+        self.replays += 1
+        for operation, args, kwargs, result in self.operations:
+            again = operation(*args, **kwargs)
+            if any(returned.alias_info is not None for returned in operation._schema.returns):
+                continue  # a view, or a tensor that the operation has changed
+            pairs = [(result, again)] if isinstance(result, torch.Tensor) else zip(result or (), again or (), strict=True)
+            for before, after in pairs:
+                if isinstance(before, torch.Tensor) and before.numel():
+                    before.copy_(after.reshape(before.shape))  # `unsqueeze_` may have changed its shape
+
+
+class Recordings:
+    def __init__(self, _device):
+        self.beside = nullcontext
+
+    @contextmanager
+    def capture(self) -> Iterator[Recording]:
+        recording = Recording()
+        with recording:
+            yield recording
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """The device, with graphs."""
+    monkeypatch.setattr(captured, "graphs_on", Recordings)
+    monkeypatch.setattr(captured.CapturedPasses, "on", staticmethod(lambda values: not values.is_cpu))
+    with device() as where:
+        yield where
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3, stride=2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 3 * 3, 6), nn.Tanh(), nn.Linear(6, 4))
+
+
+def batches(*sizes):
+    generator = torch.Generator().manual_seed(1)
+    for size in sizes:
+        images = torch.randn(size, 3, 8, 8, generator=generator)
+        yield images, torch.randint(0, 4, (size,), generator=generator)
+
+
+BOUNDS = [clip(0.5), normalize(1.0, regulariser=0.01), adaptive_weight(1.0, regulariser=0.1)]
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: bound.kind)
+def test_replays_give_the_sums_of_passes(bound, pretend):
+    model = network()
+    eager, replayed = Engine(model), Engine(network().to(pretend), engine="layerwise")
+    plan = StepPlan(Block(codec=Everything(eager.layout.dim), bound=bound))
+    for images, labels in batches(16, 16, 15, 16, 17, 18, 20, 9):
+        expected = eager.clipped_sums(plan, images, labels)
+        sums = replayed.clipped_sums(plan, images.to(pretend), labels.to(pretend))
+        torch.testing.assert_close([values.cpu() for values in sums], list(expected), rtol=1e-5, atol=1e-6)
+    graphs = replayed.prepare(images.to(pretend), labels.to(pretend)).engine.graphs
+    # 16 is captured at its second batch, with a replay that is compared; 17 and 18 are padded to 18; the rest is rare.
+    assert [graph._pass.replays for graph in graphs._graphs.values()] == [3, 2]
+    assert replayed.name == "layerwise, CUDA graph"
+
+
+def both(model, where, plan, images, labels, **settings):
+    """Sums on the CPU and on the device, whose graph is captured before."""
+    eager = Engine(copy.deepcopy(model), **settings).clipped_sums(plan, images, labels)
+    engine = Engine(copy.deepcopy(model).to(where), engine="layerwise", **settings)
+    graphed = len(images) + 1
+    for _ in range(2):
+        others = [torch.cat([values, values[:1]]).to(where) for values in next(batches(graphed - 1))]
+        engine.clipped_sums(plan, *others)
+    return eager, engine.clipped_sums(plan, images.to(where), labels.to(where)), engine
+
+
+@pytest.mark.parametrize(("value", "place"), [(float("nan"), 0), (float("inf"), 3), (1e30, 0), (1e-30, 3)])
+def test_examples_of_uncertain_norm_are_bounded_by_their_rows(value, place, pretend):
+    images, labels = next(batches(17))  # padded to 18, with copies of the first
+    images[place] = value
+    plan = StepPlan(Block(codec=Everything(Layout.of(network()).dim), bound=normalize(1.0, regulariser=0.01)))
+    eager, replayed, engine = both(network(), pretend, plan, images, labels)
+    torch.testing.assert_close(replayed[0].cpu().double(), eager[0].double(), rtol=1e-4, atol=1e-5)
+    assert engine.prepare(images.to(pretend), labels.to(pretend)).engine.remark == "CUDA graph"
+
+
+def test_padding_adds_nothing(pretend):
+    images, labels = next(batches(17))
+    plan = StepPlan(Block(codec=Everything(Layout.of(network()).dim), bound=normalize(1.0, regulariser=0.01)))
+    # Copies of the first example would add to the sum, and to the number below the threshold.
+    count = Block(query=NormWithin(1.0), codec=Everything(1), bound=clip(1.0), updates=False, share=0.5)
+    plan = StepPlan(replace(plan.blocks[0], share=0.5), count)
+    eager, replayed, _ = both(network(), pretend, plan, images, labels)
+    for on_cpu, on_device in zip(eager, replayed, strict=True):
+        torch.testing.assert_close(on_device.cpu().double(), on_cpu.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_are_read_anew_and_may_move(pretend):
+    model, (images, labels) = network().to(pretend), next(batches(16))
+    engine, on_device = Engine(model, engine="layerwise"), (images.to(pretend), labels.to(pretend))
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(0.5)))
+    for change in (0.0, 0.0, 0.1, 0.2):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(change)
+        expected = Engine(copy.deepcopy(model).to("cpu")).clipped_sums(plan, images, labels)
+        torch.testing.assert_close(engine.clipped_sums(plan, *on_device)[0].cpu(), expected[0], rtol=1e-4, atol=1e-5)
+    engine.release_memory()
+    assert not engine.prepare(*on_device).engine.graphs._graphs
+
+
+def test_a_pass_that_cannot_be_captured_runs_without_a_graph(pretend, monkeypatch):
+    class Waiting(Recordings):
+        @contextmanager
+        def capture(self):
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+            yield
+
+    monkeypatch.setattr(captured, "graphs_on", Waiting)
+    images, labels = next(batches(16))
+    engine = Engine(network().to(pretend), engine="layerwise")
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(0.5)))
+    expected = Engine(network()).clipped_sums(plan, images, labels)
+    for _ in range(4):
+        sums = engine.clipped_sums(plan, images.to(pretend), labels.to(pretend))
+        torch.testing.assert_close(sums[0].cpu(), expected[0], rtol=1e-5, atol=1e-6)
+    assert engine.name == "layerwise, no CUDA graph: operation not permitted when stream is capturing"
+
+
+def test_a_replay_that_gives_other_norms_is_not_used(pretend, monkeypatch):
+    replay = Recording.replay
+
+    def other(self):
+        replay(self)
+        self.operations[-1][-1].mul_(1.01)
+
+    monkeypatch.setattr(Recording, "replay", other)
+    images, labels = (values.to(pretend) for values in next(batches(16)))
+    engine = Engine(network().to(pretend), engine="layerwise")
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(0.5)))
+    for _ in range(3):
+        engine.clipped_sums(plan, images, labels)
+    assert "other norms" in engine.name
+
+
+def test_few_graphs_are_kept_the_last_used(pretend):
+    engine = Engine(network().to(pretend), engine="layerwise")
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(0.5)))
+    sizes = range(2, 3 + captured.MOST_GRAPHS)
+    for images, labels in batches(*(size for size in sizes for _ in range(2))):
+        engine.clipped_sums(plan, images.to(pretend), labels.to(pretend))
+    graphs = engine.prepare(images.to(pretend), labels.to(pretend)).engine.graphs
+    assert [key[0] for key in graphs._graphs] == list(sizes)[1:]
+
+
+@pytest.mark.parametrize(("examples", "size"), [(1, 1), (7, 7), (16, 16), (17, 18), (255, 256), (257, 288), (8191, 8192)])
+def test_batches_are_padded_by_at_most_an_eighth(examples, size):
+    assert captured.padded(examples) == size <= examples + max(1, examples / 8)
+
+
+def test_drawn_entries_run_without_a_graph(pretend):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.Dropout(0.5), nn.Linear(8, 4)).to(pretend)
+    engine = Engine(model, engine="layerwise", noise=seeded(0))
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(0.5))).at(0.0)
+    images, labels = (values.to(pretend) for values in next(batches(4)))
+    updates = [engine.run(plan, images, labels, seed=seed).total.cpu() for seed in (1, 1, 2, 2)]
+    assert torch.equal(updates[0], updates[1])
+    assert not torch.equal(updates[1], updates[2])
+    assert "graph" not in engine.name
