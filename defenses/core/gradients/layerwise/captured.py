@@ -113,9 +113,8 @@ class CapturedPass:
         graphs = graphs_on(inputs.device)
         with graphs.beside():
             gradients = pass_of(self._inputs, self._targets)
-            expected = gradients._squares.value.clone()
-            self._factors = gradients.like.new_zeros(size)
-            gradients._sum(gradients.terms, self._factors)
+            squares, self._factors = gradients._squares.value.clone(), gradients.like.new_ones(size)
+            total = gradients._sum(gradients.terms, self._factors).clone()
         del gradients
         with graphs.capture() as self._pass:
             self.gradients = pass_of(self._inputs, self._targets)
@@ -123,10 +122,9 @@ class CapturedPass:
         with graphs.capture() as self._weighted:
             self._sum = self.gradients._sum(self.gradients.terms, self._factors)
         self._pass.replay()
-        # An example without a finite norm differs from itself, and says nothing.
-        differences = (self.squares.value - expected).abs() > _AGREES * expected
-        if bool((differences & expected.isfinite()).any()):
-            raise RuntimeError("a replay gives other norms than the pass that it was captured from")
+        self._weighted.replay()
+        _refuse_differences("norms", self.squares.value, squares)
+        _refuse_differences("sums", self._sum, total)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> CapturedGradients:
         """Replays the pass on a batch; the gradients are valid until the next replay."""
@@ -152,6 +150,18 @@ class CapturedPass:
             if len(values) < len(own):
                 copies = (len(own) - len(values)) // self._views
                 own[len(values) :].unflatten(0, (copies, self._views)).copy_(values[: self._views])
+
+
+def _refuse_differences(what: str, replayed: Tensor, expected: Tensor) -> None:
+    """Refuses results of a replay that differ from those of the pass that it was captured from.
+
+    Raises:
+        RuntimeError: names the results.
+    """
+    differences = (replayed - expected).abs() > _AGREES * expected.abs().amax()
+    # A result that is not finite differs from itself, and says nothing.
+    if bool((differences & expected.isfinite()).any()):
+        raise RuntimeError(f"a replay gives other {what} than the pass that it was captured from")
 
 
 class _Graphs:

@@ -284,3 +284,25 @@ def test_an_auditors_entries_are_of_models_that_are_known_to_draw_nothing(layer,
     plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(1.0)))
     with pytest.raises(ValueError, match=f"the model must draw nothing where its entries are given .*, got {found}"):
         engine.clipped_sums(plan, torch.ones(2, 4), torch.zeros(2, dtype=torch.int64))
+
+
+def test_where_memory_does_not_suffice_micro_batches_are_halved_once_and_for_all(monkeypatch):
+    torch.manual_seed(0)
+    model, inputs, labels = nn.Linear(6, 3), torch.randn(20, 6), torch.arange(20) % 3
+    engine, sizes = Engine(model), []
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(0.1))).at(0.0)
+    expected = Engine(model).run(plan, inputs, labels).total
+    sums = type(engine.prepare(inputs, labels).engine).sums
+
+    def short_of_memory(self, plan, inputs, targets, **options):
+        sizes.append(len(inputs))
+        if len(inputs) > 6:
+            raise torch.OutOfMemoryError("of a device")
+        return sums(self, plan, inputs, targets, **options)
+
+    monkeypatch.setattr(type(engine.prepare(inputs, labels).engine), "sums", short_of_memory)
+    with pytest.warns(UserWarning, match="did not suffice for 20 examples at a time"):
+        assert torch.allclose(engine.run(plan, inputs, labels).total, expected, atol=1e-6)
+    assert sizes == [20, 10, 5, 5, 5, 5]
+    engine.run(plan, inputs, labels)
+    assert sizes[6:] == [5, 5, 5, 5]
