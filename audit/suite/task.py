@@ -131,6 +131,9 @@ class Task(StrictTable):
     """Canaries inserted into the training in addition to the private examples; none if absent."""
     engine: Literal["auto", "layerwise", "torch.func", "opacus", "backpack"] = "auto"
     """Method that computes clipped sums; all give the same up to rounding."""
+    precision: Literal["float32", "tf32", "bfloat16"] | None = None
+    """Precision of forward and backward passes of the layerwise engine; if absent, TF32 on a CUDA device and float32 on
+    others. Bounds are computed in float32 in any case."""
     unchecked: Literal[True] | None = None
     """True trains a model that could not be checked on synthetic examples; its claims are marked as unverified."""
 
@@ -174,12 +177,12 @@ class Task(StrictTable):
         )
 
     def execution(self, device: torch.device | None = None) -> Execution:
-        """Returns engine and device in the trainer's form.
+        """Returns engine, precision and device in the trainer's form.
 
         Args:
             device: of the computation; None for that of the examples.
         """
-        return Execution(engine=self.engine, device=device, unchecked=bool(self.unchecked))
+        return Execution(engine=self.engine, precision=self.precision, device=device, unchecked=bool(self.unchecked))
 
 
 class Training(Task):

@@ -221,7 +221,8 @@ class Engine:
                 raise ValueError(f"{argument} must be at least 1 or None, got {value}")
         self.model, self.loss, self.noise, self.microbatch = model, loss, noise, microbatch
         self.memory = NoiseMemory()
-        self.memory_budget, self._asked_precision = memory_budget, precision
+        self.memory_budget = memory_budget
+        self._asked_precision: Precision | None = precision
         self.augmentation = augmentation
         self.layout = Layout.of(model)
         self.name = self._asked = engine
@@ -407,8 +408,8 @@ class Engine:
         """Halves the micro-batches from here on."""
         if not self._halved:
             warnings.warn(
-                f"memory of the device did not suffice for {largest} examples at a time: half as many are computed from "
-                "here on, and fewer if need be; memory_budget or microbatch (of Execution) limit them beforehand",
+                f"memory of the device did not suffice for {largest} examples at a time: half as many are computed "
+                "from here on, and fewer if need be; memory_budget or microbatch (of Execution) limit them beforehand",
                 stacklevel=4,
             )
         self._halved, self.microbatch = True, largest // 2

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..gradients.augmentation import Augmentation
 from ..gradients.checks.synthetic_examples import Domain
+from ..gradients.numerics.full_precision import Precision
 from ..gradients.reference import Loss, cross_entropy, example_by_example
 from ..plan.layout import Layout
 from ..privacy.sampling import Sampling

@@ -61,17 +61,15 @@ class CapturedGradients(BatchGradients):
         """Takes the graph after a replay, and the number of its examples that are not padding."""
         super().__init__(of.gradients.terms, of.gradients.dim, examples, of.gradients.like)
         self._of = of
+        value, rounding = of.squares.value, of.squares.rounding
+        # In the place of what the base class would compute at the first use.
+        vars(self)["_squares"] = Squares(value[:examples], None if rounding is None else rounding[:examples])
 
     def rows(self, index: slice | Tensor = slice(None)) -> Float[Tensor, "some dim"]:
         """Returns whole rows of some examples."""
         if isinstance(index, slice):
             index = torch.arange(self.examples, device=self.like.device)[index]
         return super().rows(index)
-
-    @property
-    def _squares(self) -> Squares:
-        value, rounding = self._of.squares.value, self._of.squares.rounding
-        return Squares(value[: self.examples], None if rounding is None else rounding[: self.examples])
 
     def _without(self, doubtful: Bool[Tensor, " rows"]) -> tuple[tuple[Spans, FactoredGradient], ...]:
         return super()._without(self._of.padding(doubtful, True))
@@ -222,9 +220,9 @@ class CapturedPasses:
         """
         if self._failed:
             return None
-        if self._addresses != (here := addresses(self._model)):
+        if self._addresses != (in_memory := addresses(self._model)):
             self.clear()
-            self._addresses = here
+            self._addresses = in_memory
         size = padded(inputs.shape[0] // views)
         shapes = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype)
         key = (size, views, *shapes, kind)

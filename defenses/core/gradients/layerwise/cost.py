@@ -51,8 +51,9 @@ class Speeds:
     compiled: float
 
 
-# Measured on two cores of a server CPU with AVX2; for CUDA the ratios of a data-centre GPU's data sheet, in TF32.
-_SPEEDS = {"cpu": Speeds(120e9, 130e9, 15e9, 30e9, 120e9), "cuda": Speeds(60e12, 200e12, 3e12, 3e12, 0)}
+# Measured on two cores of a server CPU with AVX2; for CUDA the ratios of a data-centre GPU's data sheet, where rows may
+# be in TF32 and a weight gradient of a whole batch is in float32.
+_SPEEDS = {"cpu": Speeds(120e9, 130e9, 15e9, 30e9, 120e9), "cuda": Speeds(60e12, 40e12, 3e12, 3e12, 0)}
 # One core of a server CPU with AVX-512, of which MKL uses half (AMD Zen 5).
 _WIDE = Speeds(105e9, 240e9, 15e9, 40e9, 235e9)
 _WIDE_LANES = 16

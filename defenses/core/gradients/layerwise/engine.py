@@ -138,7 +138,9 @@ class Layerwise(PerExample):
         with torch.no_grad(), self._pool.lend() as buffers:
             # Unbounded blocks need the sum alone, which the vendor's kernels compute without rows.
             bounded = any(block.bound.kind != "unbounded" for block in plan.blocks)
-            gradients = self._captured(plan, inputs, targets, views) if self.captures and self.graphs.on(inputs) else None
+            gradients = (
+                self._captured(plan, inputs, targets, views) if self.captures and self.graphs.on(inputs) else None
+            )
             if gradients is None:
                 gradients = self._gradients(inputs, targets, None, views, buffers if bounded else None)
             return tuple(gradients.clipped_sum(block) for block in plan.blocks)

@@ -142,7 +142,7 @@ def record(
 
 
 def _in_float32(take: Callable[[Use], None]) -> Callable[[Use], None]:
-    """Returns `take` with the factors of a pass in reduced precision converted to float32, and its own products in it."""
+    """Returns `take` for factors of a pass in reduced precision, which are converted, and products in float32."""
 
     def hand_over(use: Use) -> None:
         with outside_of_passes():

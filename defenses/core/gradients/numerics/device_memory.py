@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 _SHARE = 1 / 2
-"""Share of a card that a pass may use if the rest of it is free: the same on every run, as micro-batches depend on it."""
+"""Share of a card that a pass may use. Not of what is free, where that is more: micro-batches are then alike."""
 _RESERVE = 1 / 10
 """Share of the free memory that is left to libraries, fragmentation and vectors of the parameters' length."""
 

@@ -78,7 +78,7 @@ def full_precision(passes: Precision = "float32") -> AbstractContextManager[None
     return _FullPrecision(passes)
 
 
-def forward_precision(device: str) -> AbstractContextManager[None]:
+def forward_precision(device: str) -> AbstractContextManager[Any]:
     """Allows the precision of passes within the context, for a forward pass inside of `full_precision`.
 
     Args:
@@ -137,12 +137,13 @@ class _FullPrecision(AbstractContextManager[None]):
     """A class, because a generator takes twice as long, which is noticeable in a small network's step."""
 
     __slots__ = ("_outer", "_passes", "_told")
+    _outer: Precision
 
     def __init__(self, passes: Precision) -> None:
         self._passes: Precision = passes
 
     def __enter__(self) -> None:
-        global _passes  # noqa: PLW0603  guarded by the lock
+        global _passes
         ONE_PASS.acquire()
         try:
             self._told = _switched(_SWITCHES, _EXACT)
@@ -152,7 +153,7 @@ class _FullPrecision(AbstractContextManager[None]):
             raise
 
     def __exit__(self, *_: object) -> None:
-        global _passes  # noqa: PLW0603
+        global _passes
         try:
             _passes = self._outer
             for switch, precision in self._told:

@@ -1,8 +1,8 @@
 """Rows of a convolution as products of patches and output gradients, for any dtype and device.
 
 Channels-last inputs are used in place: patches are then copied in long runs, a few examples at a time, so that they
-stay in the cache. At many positions on a CPU only the kernel's columns are unfolded, and its rows are offsets into them,
-which copies a third of the patches of a 3x3 kernel.
+stay in the cache. At many positions a CPU unfolds the kernel's columns alone, and its rows are offsets into them, which
+copies a third of the patches of a 3x3 kernel.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from leakbench.defenses.core import (
     seeded,
 )
 from leakbench.defenses.core.gradients.layerwise import captured
+from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
 from tests.pretend_device import device
 
 
@@ -46,7 +47,9 @@ class Recording(TorchDispatchMode):
             again = operation(*args, **kwargs)
             if any(returned.alias_info is not None for returned in operation._schema.returns):
                 continue  # a view, or a tensor that the operation has changed
-            pairs = [(result, again)] if isinstance(result, torch.Tensor) else zip(result or (), again or (), strict=True)
+            pairs = (
+                [(result, again)] if isinstance(result, torch.Tensor) else zip(result or (), again or (), strict=True)
+            )
             for before, after in pairs:
                 if isinstance(before, torch.Tensor) and before.numel():
                     before.copy_(after.reshape(before.shape))  # `unsqueeze_` may have changed its shape
@@ -85,6 +88,13 @@ def batches(*sizes):
         yield images, torch.randint(0, 4, (size,), generator=generator)
 
 
+def graphs_of(engine, where):
+    """Those of the engine that `next(batches(...))` goes to."""
+    chosen = engine.prepare(*(values.to(where) for values in next(batches(16)))).engine
+    assert isinstance(chosen, Layerwise)
+    return chosen.graphs
+
+
 BOUNDS = [clip(0.5), normalize(1.0, regulariser=0.01), adaptive_weight(1.0, regulariser=0.1)]
 
 
@@ -97,7 +107,7 @@ def test_replays_give_the_sums_of_passes(bound, pretend):
         expected = eager.clipped_sums(plan, images, labels)
         sums = replayed.clipped_sums(plan, images.to(pretend), labels.to(pretend))
         torch.testing.assert_close([values.cpu() for values in sums], list(expected), rtol=1e-5, atol=1e-6)
-    graphs = replayed.prepare(images.to(pretend), labels.to(pretend)).engine.graphs
+    graphs = graphs_of(replayed, pretend)
     # 16 is captured at its second batch, with a replay that is compared; 17 and 18 are padded to 18; the rest is rare.
     assert [graph._pass.replays for graph in graphs._graphs.values()] == [3, 2]
     assert replayed.name == "layerwise, CUDA graph"
@@ -146,7 +156,7 @@ def test_parameters_are_read_anew_and_may_move(pretend):
         expected = Engine(copy.deepcopy(model).to("cpu")).clipped_sums(plan, images, labels)
         torch.testing.assert_close(engine.clipped_sums(plan, *on_device)[0].cpu(), expected[0], rtol=1e-4, atol=1e-5)
     engine.release_memory()
-    assert not engine.prepare(*on_device).engine.graphs._graphs
+    assert not graphs_of(engine, pretend)._graphs
 
 
 def test_a_pass_that_cannot_be_captured_runs_without_a_graph(pretend, monkeypatch):
@@ -189,11 +199,13 @@ def test_few_graphs_are_kept_the_last_used(pretend):
     sizes = range(2, 3 + captured.MOST_GRAPHS)
     for images, labels in batches(*(size for size in sizes for _ in range(2))):
         engine.clipped_sums(plan, images.to(pretend), labels.to(pretend))
-    graphs = engine.prepare(images.to(pretend), labels.to(pretend)).engine.graphs
+    graphs = graphs_of(engine, pretend)
     assert [key[0] for key in graphs._graphs] == list(sizes)[1:]
 
 
-@pytest.mark.parametrize(("examples", "size"), [(1, 1), (7, 7), (16, 16), (17, 18), (255, 256), (257, 288), (8191, 8192)])
+@pytest.mark.parametrize(
+    ("examples", "size"), [(1, 1), (7, 7), (16, 16), (17, 18), (255, 256), (257, 288), (8191, 8192)]
+)
 def test_batches_are_padded_by_at_most_an_eighth(examples, size):
     assert captured.padded(examples) == size <= examples + max(1, examples / 8)
 
