@@ -230,7 +230,7 @@ class Engine:
         self._expected_batch, self._domains, self._unchecked = expected_batch, domains, unchecked
         self._checked: dict[object, ChosenEngine] = {}
         self._halved = False
-        precision_for(self._first(), precision)
+        self._passes = precision_for(self._first(), precision)
 
     def prepare(self, inputs: Tensor, targets: Tensor, *, exact: bool = False) -> ChosenEngine:
         """Chooses and checks the engine, once per shape, dtype and mode of the model; reads no value of the data.
@@ -271,12 +271,10 @@ class Engine:
                 choice.engine.captures = True
                 self._checked[kind] = choice
         choice = self._checked[kind]
-        precision = self._precision(choice)
-        if precision != "float32" or choice.engine.remark:
-            remarks = (choice.note, "" if precision == "float32" else precision, choice.engine.remark)
-            self.name = ", ".join(remark for remark in remarks if remark)
-        else:
-            self.name = choice.note
+        # Engines other than the layerwise one compute in float32.
+        self._passes = precision_for(self._first(), self._asked_precision) if choice.engine.reduces else "float32"
+        precision = "" if self._passes == "float32" else self._passes
+        self.name = ", ".join([word for word in (choice.note, precision, choice.engine.remark) if word])
         self.unverified = choice.unverified
         return choice
 
@@ -359,7 +357,6 @@ class Engine:
             with torch.no_grad():
                 sums = exact_sums(plan.plan, examples, units_of(plan, noise), like.device)
             return add_noise(plan, sums, noise, like.dtype, self.memory)
-        precision = self._precision(choice)
 
         def sums_of(chosen: slice, copies: int) -> tuple[Tensor, ...]:
             x, y, keys_of_part = part(chosen)
@@ -368,7 +365,7 @@ class Engine:
                 _copied(y, copies),
                 None if keys_of_part is None else _copied(keys_of_part, copies),
             )
-            with entries(keys_of_part), full_precision(precision):
+            with entries(keys_of_part), full_precision(self._passes):
                 return _per_example(choice.engine.sums(plan.plan, x, y, views=views), copies)
 
         parts = self._micro_batches(choice, inputs.shape[0], like, sums_of)
@@ -417,10 +414,6 @@ class Engine:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _precision(self, choice: ChosenEngine) -> Precision:
-        """Returns the precision of passes; float32 for engines that do not reduce it."""
-        return precision_for(self._first(), self._asked_precision) if choice.engine.reduces else "float32"
-
     def clipped_sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
         """Returns the sum of bounded contributions to each block, in float64, without noise: private, for audits only.
 
@@ -431,7 +424,8 @@ class Engine:
             views: number of views of each example.
         """
         like = self._first().detach()
-        with full_precision(self._precision(self.prepare(inputs, targets))):
+        self.prepare(inputs, targets)
+        with full_precision(self._passes):
             answers = [
                 _per_example(engine.sums(plan, x, y, views=views), copies)
                 for engine, x, y, copies in self._entries(inputs, targets, views)
@@ -455,7 +449,8 @@ class Engine:
         """
         like = self._first().detach()
         along, none = [d.to(like) for d in directions], like.new_zeros(0, dtype=torch.float64)
-        with full_precision(self._precision(self.prepare(inputs, targets))):
+        self.prepare(inputs, targets)
+        with full_precision(self._passes):
             answers = [
                 [
                     (a[: len(a) // copies], b[: len(b) // copies])
