@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .core import Access, Box, Knows, Observation, Reconstruction, attack, granted, total_variations
 from .core.search.gradient_matching import LayerWeights, direction_mismatches, layer_weights, squared_distances
-from .core.search.restarts import best, check_search, normal, signed_adams
+from .core.search.restarts import Descent, best, check_search, normal, side_by_side, signed_adams
 
 HOPELESS = 0.9
 """Mismatch, 1 - cos, that a search must get below; otherwise its result is `degraded`."""
@@ -42,7 +42,7 @@ def inverting_gradients(
     lr: float = 0.1,
     weighting: LayerWeights = "equal",
     objective: Literal["cosine", "likelihood"] = "cosine",
-    at_once: int = 8,
+    at_once: int | None = None,
 ) -> Reconstruction:
     """Matches the direction of the shared update under a total variation prior, for known labels.
 
@@ -58,7 +58,7 @@ def inverting_gradients(
             or `exp`onentially; for updates that release coordinates.
         objective: comparison of directions by their `cosine`, or of whole updates by their `likelihood`.
         at_once: starts that descend side by side, which takes less time and more memory than in turn; the result is the
-            same, up to rounding.
+            same, up to rounding. None for 8 on a CPU, and 32 on a CUDA device or as many as its memory takes.
 
     Returns:
         Inputs in model-input units, the given labels, the objective and the mismatch, 1 - cos, [restarts, iterations].
@@ -86,9 +86,11 @@ def inverting_gradients(
         values, distances = compared(box.inputs(points), labels)
         return (values if prior is None else values + tv_weight * prior(points)), distances
 
-    shape, descents = (batch_size, *target.input_shape), []
-    for first in range(0, restarts, at_once):
-        # In turn from the same generator, so that more restarts repeat the first.
-        starts = [normal(shape, generator, target.released) for _ in range(first, min(first + at_once, restarts))]
-        descents += signed_adams(objectives, [torch.stack(starts)], iterations=iterations, lr=lr, project_=box.project_)
+    def descend(points: Tensor) -> list[Descent]:
+        return signed_adams(objectives, [points], iterations=iterations, lr=lr, project_=box.project_)
+
+    # In turn from the same generator, so that more restarts repeat the first.
+    shape = (batch_size, *target.input_shape)
+    starts = [normal(shape, generator, target.released) for _ in range(restarts)]
+    descents = side_by_side(starts, at_once, descend)
     return best(descents, hopeless=HOPELESS).reconstruction(box, labels)

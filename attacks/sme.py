@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .core import Access, Box, Knows, Observation, Reconstruction, attack, granted, total_variations
 from .core.search.gradient_matching import direction_mismatches, surrogate_mismatches
-from .core.search.restarts import best, check_search, normal, signed_adams
+from .core.search.restarts import Descent, best, check_search, normal, side_by_side, signed_adams
 
 HOPELESS = 0.9
 """Mismatch, 1 - cos, that a search must get below; otherwise its result is `degraded`."""
@@ -37,7 +37,7 @@ def sme(
     lr: float = 0.1,
     share_start: float = 0.5,
     share_lr: float = 0.001,
-    at_once: int = 8,
+    at_once: int | None = None,
 ) -> Reconstruction:
     """Matches the direction of a client's whole update at a surrogate between its first and last weights.
 
@@ -50,7 +50,8 @@ def sme(
         lr: first step length of the inputs, in box units.
         share_start: start of the search between the first (0) and the last (1) weights.
         share_lr: first step length of the share; 0 keeps it at its start.
-        at_once: starts that descend side by side; the result is the same as in turn, up to rounding.
+        at_once: starts that descend side by side; the result is the same as in turn, up to rounding. None for 8 on a
+            CPU, and 32 on a CUDA device or as many as its memory takes.
 
     Returns:
         Inputs in model-input units, the given labels, the objective and the mismatch [restarts, iterations].
@@ -81,11 +82,11 @@ def sme(
         for offset in offsets if share_lr > 0 else ():
             offset.clamp_(-share_start * lr / share_lr, (1 - share_start) * lr / share_lr)
 
-    shape, descents = (batch_size, *target.input_shape), []
-    for first in range(0, restarts, at_once):
-        points = [normal(shape, generator, target.released) for _ in range(first, min(first + at_once, restarts))]
-        starts = [torch.stack(points)]
-        if several:
-            starts.append(starts[0].new_zeros(len(starts[0]), 1))
-        descents += signed_adams(objectives, starts, iterations=iterations, lr=lr, project_=project_)
+    def descend(points: Tensor) -> list[Descent]:
+        starts = [points, points.new_zeros(len(points), 1)] if several else [points]
+        return signed_adams(objectives, starts, iterations=iterations, lr=lr, project_=project_)
+
+    shape = (batch_size, *target.input_shape)
+    starts = [normal(shape, generator, target.released) for _ in range(restarts)]
+    descents = side_by_side(starts, at_once, descend)
     return best(descents, hopeless=HOPELESS).reconstruction(box, labels)

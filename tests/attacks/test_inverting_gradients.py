@@ -8,6 +8,7 @@ from torch import Tensor
 
 from leakbench.attacks.core import Examples, Observation
 from leakbench.attacks.core.search.gradient_matching import direction_mismatch, squared_distances
+from leakbench.attacks.core.search.restarts import side_by_side
 from leakbench.attacks.inverting_gradients import inverting_gradients
 
 from ..parameters import subtests
@@ -45,6 +46,22 @@ def test_restarts_side_by_side_give_what_they_give_in_turn():
     fewer = inverting_gradients(target, toys.generator(5), iterations=12, restarts=2).history
     assert fewer is not None
     torch.testing.assert_close(side.history[:2], fewer, rtol=1e-5, atol=1e-5)
+
+
+def test_fewer_starts_descend_side_by_side_where_memory_does_not_suffice():
+    sizes = []
+
+    def descend(points):
+        sizes.append(len(points))
+        if len(points) > 3:
+            raise torch.OutOfMemoryError("of a device")
+        return points.tolist()
+
+    starts = list(torch.arange(10.0))
+    assert side_by_side(starts, None, descend) == list(range(10))
+    assert sizes == [8, 4, 2, 2, 2, 2, 2]
+    with pytest.raises(torch.OutOfMemoryError):  # as many as were asked for, or none
+        side_by_side(starts, 5, descend)
 
 
 def test_the_result_is_the_best_iterate_and_lies_in_the_box():
