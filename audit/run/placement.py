@@ -76,7 +76,7 @@ def flops_of_step(request: TrainingRequest) -> float:
 
 @dataclass(frozen=True)
 class _PublicFacts:
-    """Of a data set: number of private examples, shape and dtype of an input, number of classes."""
+    """Public facts of a data set: number of private examples, shape and dtype of an input, number of classes."""
 
     private: int
     input_shape: tuple[int, ...]
