@@ -203,8 +203,8 @@ def audit_model(
     shapes = {name: tuple(group.inputs.shape[1:]) for name, group in groups.items()}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"all groups must have inputs of one shape, got {shapes}")
-    held = next(itertools.chain(model.parameters(), model.buffers()), groups["members"].inputs)
-    refuse_other_device(held.device, "the model", **{name: group.inputs for name, group in groups.items()})
+    first_tensor = next(itertools.chain(model.parameters(), model.buffers()), groups["members"].inputs)
+    refuse_other_device(first_tensor.device, "the model", **{name: group.inputs for name, group in groups.items()})
     # Single precision: half precision rounds gradients, and some operations do not support it.
     own = copy.deepcopy(model).float().eval()
     together = Groups(members=groups["members"], non_members=groups["non_members"], population=groups.get("population"))
