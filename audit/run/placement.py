@@ -93,7 +93,7 @@ class _PublicFacts:
 @cache
 def _flops(name: str, settings: str, data: _PublicFacts) -> float:
     """Returns the operations of a model's forward pass over one example."""
-    from torch.utils.flop_counter import FlopCounterMode  # takes a second
+    from torch.utils.flop_counter import FlopCounterMode  # takes half a second
 
     shape = data.input_shape
     model = models.build(name, input_shape=shape, classes=data.classes, seed=0, **json.loads(settings)).eval()

