@@ -3,12 +3,15 @@
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import jaxtyping
 import pytest
 import torch
+
+from . import pretend_device
 
 # Shapes and types are checked by `make test-shapes` alone: a checked call takes a tenth of a millisecond, as long as
 # all that a small function does, and the tests three times as long. An int is a float, as type checkers have it.
@@ -67,6 +70,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _seeded() -> None:
     """PyTorch's own generator begins alike in every test, whichever ran before."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(params=["pretend", pytest.param("cuda", marks=pytest.mark.gpu)])
+def accelerator(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """A device whose tensors do not meet those of the CPU: on every machine a pretend one, and CUDA's by its marker."""
+    if request.param == "cuda":
+        yield torch.device("cuda", 0)
+        return
+    with pretend_device.device() as pretend:
+        yield pretend
 
 
 _patched = False

@@ -17,7 +17,9 @@ def run(
     defense: Annotated[list[str] | None, typer.Option(help="Only this defense; may be repeated.")] = None,
     attack: Annotated[list[str] | None, typer.Option(help="Only this attack; may be repeated.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where records go; results/SUITE if not given.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, or auto: small networks on the CPU, others on a GPU if there is one.")
+    ] = "auto",
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; one a core on the CPU if not given.")] = None,
     seed: Annotated[int | None, typer.Option(help="Only this seed, instead of the suite's.")] = None,
     settings: Overrides = None,
@@ -52,7 +54,7 @@ def run(
         done = harness.run(
             chosen,
             directory,
-            device=harness.pick_device(device),
+            device=None if device == "auto" else harness.pick_device(device),
             jobs=jobs,
             secure_noise=secure_noise,
             fail_fast=fail_fast,

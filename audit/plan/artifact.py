@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from .request import RequestedMethod, digest_of
+from .request import RequestedMethod, TrainingRequest, digest_of
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,16 @@ class Artifact:
         words: description, for progress and errors.
         make: function of the device that computes it, as plain JSON values; picklable, because it is sent to workers.
         methods: defenses and attacks whose code also determines it; a stored result of other code is refused.
+        training: whose cost decides the device; None if nothing is trained.
+        models: number of models that are trained at once.
     """
 
     request: dict[str, Any]
     words: str
     make: Callable[[torch.device], dict[str, Any]]
     methods: tuple[RequestedMethod, ...] = field(default=())
+    training: TrainingRequest | None = None
+    models: int = 1
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -44,13 +45,15 @@ from .executors.local import Local
 from .graph import Graph
 from .job import compute
 from .lock import locked
+from .placement import accelerator, device_of
 from .progress import Report, RunProgress
 from .provenance import library, third_party, tuning_digest
 from .resume import refuse_other_code, select_records
 from .tuning import tune
 
-Sourced = tuple[Job | Artifact, dict[str, Provenance]]
-"""A unit of work, and the provenance of its code at the start of the run, by id of a cell or name of an artifact."""
+Sourced = tuple[Job | Artifact, dict[str, Provenance], torch.device]
+"""A unit of work, the provenance of its code at the start of the run, by id of a cell or name of an artifact, and the
+device that it is computed on."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -63,15 +66,14 @@ def pick_device(name: str) -> torch.device:
         raise ValueError(f"device must be auto, cpu or cuda, got '{name}'")
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device must be here, got cuda, and torch finds none; take cpu, or see leakbench doctor")
-    cuda = name == "cuda" or (name == "auto" and torch.cuda.is_available())
-    return torch.device("cuda" if cuda else "cpu")
+    return accelerator() if name == "auto" else torch.device(name)
 
 
 def run(
     suite: Suite,
     directory: Path,
     *,
-    device: torch.device,
+    device: torch.device | None,
     jobs: int | None = None,
     secure_noise: bool = False,
     fail_fast: bool = False,
@@ -85,8 +87,9 @@ def run(
     Args:
         suite: with its overrides and selection.
         directory: records go to `directory/records`; existing records are kept.
-        device: device of the computation.
-        jobs: processes; None for one per core (8 at most) on the CPU and one on a GPU.
+        device: device of the computation; None to decide for each training by its cost (`placement.py`).
+        jobs: processes; None for one per core (8 at most) on the CPU and one on a GPU. If a run uses both, a GPU has
+            one process beside those of the CPU.
         secure_noise: whether noise and sampler's key come from the operating system instead of the cells' seeds.
         fail_fast: stop at the first cell that fails.
         recompute: whether edited records, or records of other code, are recomputed instead of refused.
@@ -149,7 +152,7 @@ def _collected(
     progress.now(f"{progress.finished} of {cells} cells are there already" if progress.finished else "starting")
     # `closing` ends the workers on a break or an error, too.
     with closing(computed):
-        for (piece, _), records in computed:
+        for (piece, *_), records in computed:
             collected |= {record.id: record for record in records}
             progress.finished += len(records) if isinstance(piece, Job) else 1
             progress.now(piece.words)
@@ -213,7 +216,7 @@ def _skipped(
     plan: Plan,
     existing: dict[str, Record],
     suite_digest: str,
-    device: torch.device,
+    device: torch.device | None,
     origins: dict[str, Provenance],
     folder: Path,
 ) -> dict[str, Record]:
@@ -221,7 +224,9 @@ def _skipped(
     records = {}
     for cell in plan.skipped:
         if not _says(existing.get(cell.id), cell, origins[cell.id]):
-            records[cell.id] = _record(cell, suite_digest, device, Outcome(skipped=cell.skip), origins[cell.id])
+            # Nothing is computed for the cell, so its cost does not matter.
+            place = device or accelerator()
+            records[cell.id] = _record(cell, suite_digest, place, Outcome(skipped=cell.skip), origins[cell.id])
             write(records[cell.id], folder)
     return records
 
@@ -254,19 +259,21 @@ def _computed(
     todo: list[Job],
     waiting: dict[str, Artifact],
     directory: Path,
-    device: torch.device,
+    device: torch.device | None,
     jobs: int | None,
     origins: dict[str, Provenance],
     say: Listener,
 ) -> Generator[tuple[Sourced, list[Record]], None, None]:
     """Yields jobs and the artifacts they depend on, each with its records, in the order of completion."""
     folder, store = directory / "records", directory / "artifacts"
-    work = partial(run_piece, folder=folder, store=store, device=device)
-    yield from Local(device, jobs, folder, say).run(_graph(todo, waiting, origins), work)
+    work = partial(run_piece, folder=folder, store=store)
+    yield from Local(itemgetter(-1), jobs, folder, say).run(_graph(todo, waiting, origins, device), work)
 
 
-def _graph(jobs: Sequence[Job], waiting: dict[str, Artifact], origins: dict[str, Provenance]) -> Graph[Sourced]:
-    """Returns the graph of jobs, each after the artifacts it depends on, and each with the provenance of its own cells.
+def _graph(
+    jobs: Sequence[Job], waiting: dict[str, Artifact], origins: dict[str, Provenance], device: torch.device | None
+) -> Graph[Sourced]:
+    """Returns the graph of jobs, each after the artifacts it depends on, with the provenance of its own cells.
 
     A unit is sent to a process: with the provenance of all cells, the bytes sent would grow with the square of their
     number.
@@ -275,19 +282,20 @@ def _graph(jobs: Sequence[Job], waiting: dict[str, Artifact], origins: dict[str,
     for job in jobs:
         missing = [name for name in job.needs if name in waiting]
         for name in missing:
-            graph.add(name, (waiting[name], {name: origin_of(waiting[name])}))
-        graph.add(job.name, (job, {cell.id: origins[cell.id] for cell in job.cells}), missing)
+            artifact = waiting[name]
+            graph.add(name, (artifact, {name: origin_of(artifact)}, device_of(artifact, device)))
+        own = {cell.id: origins[cell.id] for cell in job.cells}
+        graph.add(job.name, (job, own, device_of(job, device)), missing)
     return graph
 
 
-def run_piece(sourced: Sourced, folder: Path, store: Path, device: torch.device) -> list[Record]:
+def run_piece(sourced: Sourced, folder: Path, store: Path) -> list[Record]:
     """Computes a job, or an artifact; a failure is written with its error and ends nothing else.
 
     Args:
         sourced: a unit of the run's graph.
         folder: folder of the records.
         store: folder of the artifacts.
-        device: device of the computation.
 
     Returns:
         The records of a job.
@@ -295,7 +303,7 @@ def run_piece(sourced: Sourced, folder: Path, store: Path, device: torch.device)
     Raises:
         StaleError: this process imported other code than at the start of the run, so records could not name their code.
     """
-    piece, origins = sourced
+    piece, origins, device = sourced
     # An artifact's error is in its file: every dependent job reads it there and fails with that message.
     if isinstance(piece, Artifact):
         compute_artifact(piece, store, device, origins[piece.name])
@@ -386,4 +394,4 @@ def _record(cell: Cell, suite_digest: str, device: torch.device, outcome: Outcom
 
 
 def _device_words(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"

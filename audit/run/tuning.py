@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from contextlib import closing
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,11 @@ from ..targets.observe import logits_of
 from .artifacts import compute_artifact, origin_of, read_computed, read_kept, write_document
 from .executors.local import Local
 from .graph import Graph
+from .placement import device_of
 from .progress import Report
+
+Placed = tuple[Artifact, Provenance, torch.device]
+"""A point, the provenance of its code at the start of the run, and the device that it is computed on."""
 
 SCHEMA = 2  # version of the files of points and choices; part of a point's name
 
@@ -44,7 +49,7 @@ def tune(
     suite: Suite,
     directory: Path,
     *,
-    device: torch.device,
+    device: torch.device | None,
     jobs: int | None,
     report: Report,
     recompute: bool = False,
@@ -54,8 +59,8 @@ def tune(
     Args:
         suite: with its overrides and selection.
         directory: choices go to `directory/tuning`, one file per defense and budget.
-        device: device of the computation.
-        jobs: processes, as in `harness.run`.
+        device: as in `harness.run`.
+        jobs: likewise.
         report: called with (points done, total number, latest event).
         recompute: whether points of other code are recomputed instead of refused.
 
@@ -97,7 +102,12 @@ def tune(
 
 
 def _tried(
-    grid: list[Artifact], directory: Path, device: torch.device, jobs: int | None, report: Report, recompute: bool
+    grid: list[Artifact],
+    directory: Path,
+    device: torch.device | None,
+    jobs: int | None,
+    report: Report,
+    recompute: bool,
 ) -> dict[str, dict[str, Any]]:
     """Returns the result of every point, by its name; missing points are computed."""
     folder = directory / "tuning" / "points"
@@ -106,23 +116,23 @@ def _tried(
     points = {point.name: point for point in grid}
     sweep(folder)
     results = read_kept(points, folder, recompute=recompute)
-    graph: Graph[tuple[Artifact, Provenance]] = Graph()
+    graph: Graph[Placed] = Graph()
     for name, point in points.items():
         if name not in results:
-            graph.add(name, (point, origin_of(point)))
+            graph.add(name, (point, origin_of(point), device_of(point, device)))
     done, total = len(points) - len(graph), len(points)
     report(done, total, "choosing settings on public data")
-    work = partial(_make, folder=folder, device=device)
-    with closing(Local(device, jobs, folder).run(graph, work)) as executed:
-        for (point, _), _ in executed:
+    work = partial(_make, folder=folder)
+    with closing(Local(itemgetter(-1), jobs, folder).run(graph, work)) as executed:
+        for (point, *_), _ in executed:
             done += 1
             report(done, total, point.words)
     # Points of this run are read from their files, too, because workers return no results.
     return read_computed(points.values(), folder)
 
 
-def _make(sourced: tuple[Artifact, Provenance], folder: Path, device: torch.device) -> str:
-    point, origin = sourced
+def _make(placed: Placed, folder: Path) -> str:
+    point, origin, device = placed
     return compute_artifact(point, folder, device, origin)
 
 
@@ -164,7 +174,7 @@ def _point(
     numbers = {key: format(value, "g") for key, value in tried.items() if isinstance(value, int | float)}
     values = ", ".join(f"{key} {value}" for key, value in (tried | numbers).items())
     words = f"tune {at.name} on public data: {values}"
-    return Artifact(request, words, partial(_try, asked_for, request), (asked_for.defense,))
+    return Artifact(request, words, partial(_try, asked_for, request), (asked_for.defense,), asked_for)
 
 
 def _budget_of(suite: Suite, budget: dict[str, float]) -> dict[str, float]:

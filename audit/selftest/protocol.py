@@ -187,10 +187,11 @@ def _understood(answer: Any, task: TrainerTask, layout: Layout, before: Tensor, 
     reported = returned.get("releases")
     if reported is None:
         # The final model alone: the sum of all updates.
-        reported = [(before - layout.read(returned["model"])) / task.lr]
+        reported = [(before - layout.read(returned["model"]).cpu()) / task.lr]
     if not isinstance(reported, Iterable):
         raise ValueError(f"releases of trainer {name} must be a list of vectors, got {type(reported).__name__}")
-    releases = tuple(torch.as_tensor(release).detach().reshape(-1) for release in reported)
+    # On the CPU, where the battery computes: a trainer may use a GPU.
+    releases = tuple(torch.as_tensor(release).detach().cpu().reshape(-1) for release in reported)
     if not releases or any(len(release) != layout.dim for release in releases):
         sizes = sorted({len(release) for release in releases})
         raise ValueError(f"releases of trainer {name} must be vectors of {layout.dim} numbers, got sizes {sizes}")
@@ -204,10 +205,10 @@ def _understood(answer: Any, task: TrainerTask, layout: Layout, before: Tensor, 
     published = returned.get("published") or {}
     if not isinstance(published, Mapping):
         raise ValueError(f"published of trainer {name} must be a mapping, got {type(published).__name__}")
-    _refuse_another_model(releases, before, layout.read(returned["model"]), task, name)
+    _refuse_another_model(releases, before, layout.read(returned["model"]).cpu(), task, name)
     return TrainerAnswer(
         releases=releases,
-        buffers={key: value.detach().clone() for key, value in returned["model"].named_buffers()},
+        buffers={key: value.detach().cpu().clone() for key, value in returned["model"].named_buffers()},
         claim=_claim(returned.get("claim"), task, name),
         published=dict(published),
     )

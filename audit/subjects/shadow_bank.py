@@ -218,7 +218,12 @@ def _artifact(stack: ShadowStack) -> Artifact:
     request = stack.request
     words = f"train shadow models {stack.first + 1} to {stack.first + stack.count} of {request.defense.name}"
     return Artifact(
-        request=stack.content(), words=f"{words}, seed {request.seed}", make=stack, methods=(request.defense,)
+        request=stack.content(),
+        words=f"{words}, seed {request.seed}",
+        make=stack,
+        methods=(request.defense,),
+        training=request,
+        models=stack.count,
     )
 
 

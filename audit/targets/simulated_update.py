@@ -40,6 +40,7 @@ from leakbench.defenses.core import (
     refuse_shared,
     unverified,
 )
+from leakbench.defenses.core.gradients.checks.devices import refuse_other_device
 
 from ..scoring.truth import GroundTruth
 from .candidates import copied
@@ -351,8 +352,12 @@ def _on_device(
     history: tuple[Tensor, Tensor] | None,
     population: Examples | None,
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None, Examples | None]:
-    """Returns all data on `device`; unchanged for None."""
+    """Returns all data on `device`; for None on that of the inputs, where they must be."""
     if device is None:
+        others = {"labels": batch[1]} if history is None else {"labels": batch[1], "history": history[0]}
+        if population is not None:
+            others["population"] = population.inputs
+        refuse_other_device(batch[0].device, "inputs", **others)
         return batch, history, population
     moved = None if history is None else (history[0].to(device), history[1].to(device))
     if population is not None:

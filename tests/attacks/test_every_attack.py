@@ -260,6 +260,37 @@ def test_equal_coins_give_equal_results_and_global_randomness_is_left_alone(name
     assert torch.equal(answer, getattr(again, ANSWER[one.kind]))
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_on_an_accelerator_it_finds_what_it_finds_on_the_cpu(name, accelerator):
+    one = method(name)
+    whole, answer = hasty(name)
+    result = one(toys.moved(whole, accelerator), toys.generator(5), **cheap(one, HASTY))
+    found = getattr(result, ANSWER[one.kind])
+    assert found.device == accelerator
+    # Rounding may turn the sign of a gradient, by which a search moves a pixel, in one of its few steps.
+    off = (found.cpu() - answer).abs() > 1e-3 * (1 + answer.abs())
+    assert off.double().mean() <= 0.02
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensors_on_two_devices_are_refused_in_one_sentence(name, accelerator):
+    one = method(name)
+    whole: Any = whole_target(one)  # every target is a dataclass
+    examples = "candidates" if whole.candidates is not None else "prior"
+    there = toys.moved(getattr(whole, examples), accelerator)
+    told = "tensors of an attack's target must be on one device, got .* on .* and .* on .*; move .* with .to\\('"
+    with pytest.raises(ValueError, match=told) as refused:
+        one(replace(whole, **{examples: there}))
+    assert "\n" not in str(refused.value) and str(accelerator) in str(refused.value)
+
+
+@pytest.mark.gpu
+def test_a_generator_on_a_gpu_is_refused():
+    with pytest.raises(ValueError, match=r"generator must be on the CPU, .*, got cuda:?0?; take torch.Generator\(\)"):
+        method("dlg")(toys.update_target()[0], torch.Generator("cuda"))
+
+
 @subtests("name", NAMES)
 def test_an_unknown_setting_is_refused(name):
     with pytest.raises(ValueError, match="no setting 'restart_count'"):

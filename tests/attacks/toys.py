@@ -5,7 +5,8 @@ that dense, masked and projected releases are the identity, some of its rows and
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -428,6 +429,27 @@ def shadow_tables(
         trained_on=member,
         population=torch.randn(models, len(population), CLASSES, generator=coins),
     )
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """A target on a device; its functions compute on the CPU, and take and return tensors of the device alone."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: moved(part, device) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(moved(part, device) for part in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{slot.name: moved(getattr(value, slot.name), device) for slot in fields(value)})
+    if not callable(value):
+        return value
+
+    def on_device(*arguments: Any, **settings: Any) -> Any:
+        given = [leaf for leaf in tree_leaves((arguments, settings)) if torch.is_tensor(leaf) and leaf.ndim]
+        assert {tensor.device for tensor in given} <= {device}
+        return moved(value(*moved(arguments, torch.device("cpu")), **moved(settings, torch.device("cpu"))), device)
+
+    return on_device
 
 
 def auc(scores: Tensor, member: Tensor) -> float:

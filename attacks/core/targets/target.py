@@ -5,7 +5,8 @@ the labels, names the required knowledge in its metadata, and `narrow` withholds
 this knowledge.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, cast
 
 import torch
@@ -66,6 +67,29 @@ class Target:
     def batch_size_shown(self) -> int | None:
         """Size of the batch, also for attacks that may not read it; None if there is no batch."""
         return None
+
+    def refuse_two_devices(self) -> None:
+        """Raises ValueError if its tensors are on several devices; calls no function, and reads no lazy step."""
+        first, device = "", None
+        for name, values in _tensors_of(vars(self)):
+            if device is None:
+                first, device = name, values.device
+            elif values.device != device:
+                raise ValueError(
+                    f"tensors of an attack's target must be on one device, got {first} on {device} and {name} on "
+                    f"{values.device}; move {name} with .to({str(device)!r})"
+                )
+
+
+def _tensors_of(named: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yields tensors with their names, also those of nested dataclasses and mappings."""
+    for name, value in named.items():
+        if isinstance(value, Tensor):
+            yield name, value
+        elif isinstance(value, Mapping):
+            yield from ((f"{name}[{key!r}]", part) for key, part in _tensors_of(value))
+        elif is_dataclass(value) and not callable(value):
+            yield from ((f"{name}.{key}", part) for key, part in _tensors_of(vars(value)))
 
 
 def check_labels(name: str, labels: Tensor | None, classes: int) -> None:

@@ -135,14 +135,20 @@ class Attack(Generic[R]):
             AccessError: the target does not grant all that the attack needs, or the attack read a field that it did not
                 declare.
             TypeError: the method's result is not of its declared type.
-            ValueError: an unknown or impossible setting, scores of others than the candidates, or more inputs than the
-                batch has examples.
+            ValueError: an unknown or impossible setting, tensors of the target on several devices, a generator that is
+                not on the CPU, scores of others than the candidates, or more inputs than the batch has examples.
         """
         resolved = self.settings(**settings)
         if (problem := self.check(target)) is not None:
             raise AccessError(problem)
         # On the CPU, whose stream does not depend on the target's device.
         generator = torch.Generator().manual_seed(0) if generator is None else generator
+        if generator.device.type != "cpu":
+            raise ValueError(
+                f"generator must be on the CPU, whose numbers are the same for every device, got {generator.device}; "
+                "take torch.Generator()"
+            )
+        target.refuse_two_devices()
         # Made before the attack runs, because it may write into its target, the ids of the candidates included.
         checked = RESULTS[self.kind].expected(target)
         return cast(R, checked(self.on_view(narrow(target, self.requires), generator, resolved)))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
 from leakbench.attacks.core import Examples
+from leakbench.defenses.core.gradients.checks.devices import refuse_other_device
 from leakbench.defenses.core.training.labelled import LabelledData, as_tensors
 from leakbench.leaderboard.records.details import AucDetail
 from leakbench.leaderboard.records.record import Metric
@@ -191,7 +193,7 @@ def audit_model(
 
     Raises:
         StoppedError: the pre-flight finds that an audit would be meaningless.
-        ValueError: invalid examples or settings.
+        ValueError: invalid examples or settings, or examples on another device than the model.
     """
     audit_settings = replace(settings or AuditSettings(), **options)
     groups: dict[str, Examples] = {}
@@ -201,6 +203,8 @@ def audit_model(
     shapes = {name: tuple(group.inputs.shape[1:]) for name, group in groups.items()}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"all groups must have inputs of one shape, got {shapes}")
+    first_tensor = next(itertools.chain(model.parameters(), model.buffers()), groups["members"].inputs)
+    refuse_other_device(first_tensor.device, "the model", **{name: group.inputs for name, group in groups.items()})
     # Single precision: half precision rounds gradients, and some operations do not support it.
     own = copy.deepcopy(model).float().eval()
     together = Groups(members=groups["members"], non_members=groups["non_members"], population=groups.get("population"))

@@ -88,16 +88,22 @@ def _view(
     audited: Audited, transcript: WatchedTranscript, candidates: Examples, claim: StatedClaim | None, steps: int
 ) -> TranscriptView:
     """Builds a view of a given number of steps, evenly over the training."""
+    public = audited.public_knowledge
     everybody = claim is None or claim.sampling == "full" or claim.sample_rate is None
     return TranscriptView(
         transcript=transcript,
         model=audited.model,
-        public_knowledge=audited.public_knowledge,
-        candidates=Examples(ids=candidates.ids.cpu(), inputs=candidates.inputs.cpu(), labels=candidates.labels.cpu()),
+        # On the CPU, where a transcript is read.
+        public_knowledge=replace(public, population=None if public.population is None else _on_cpu(public.population)),
+        candidates=_on_cpu(candidates),
         sample_rate=1.0 if claim is None or claim.sample_rate is None or everybody else claim.sample_rate,
         independent=claim is None or claim.sampling in ("", "poisson", "full"),
         most_steps=steps,
     )
+
+
+def _on_cpu(examples: Examples) -> Examples:
+    return Examples(ids=examples.ids.cpu(), inputs=examples.inputs.cpu(), labels=examples.labels.cpu())
 
 
 def _scores(attack: Attack[Any], view: TranscriptView, seed: int, settings: Mapping[str, Any]) -> MembershipScores:

@@ -1,7 +1,8 @@
 """Executor of this machine: units of work in parallel single-threaded processes, or sequentially in this process.
 
-Files written by a worker stay, whatever happens to the others. An interrupt ends the workers and removes their
-unfinished files; a worker also ends with its parent process.
+Units of the CPU and those of a GPU have processes of their own, and run at the same time. Files written by a worker
+stay, whatever happens to the others. An interrupt ends the workers and removes their unfinished files; a worker also
+ends with its parent process.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -38,13 +40,14 @@ class Local:
     """Executor of worker processes on this machine, or of this process alone if a single process suffices.
 
     Attributes:
-        device: device of the computation, which decides the default number of processes.
-        jobs: processes; None for one per core (8 at most) on the CPU and one on a GPU.
+        device_of: unit -> device that it is computed on.
+        jobs: processes; None for one per core (8 at most) on the CPU and one on a GPU. If units are on both, a GPU has
+            one process beside those of the CPU; `jobs=1` computes all units in this process.
         drafts: folder that workers write to, from which unfinished files of killed workers are removed.
         say: listener for progress messages of units; None for none.
     """
 
-    device: torch.device
+    device_of: Callable[[Any], torch.device]
     jobs: int | None
     drafts: Path
     say: Listener | None = None
@@ -57,15 +60,18 @@ class Local:
             ValueError: the graph cannot be completed.
         """
         graph.check()
-        count = min(self._places(), len(graph))
-        if count <= 1:
+        counts = self._processes(graph)
+        if self.jobs == 1 or sum(counts.values()) <= 1:
             return _in_this_process(graph, work, self.say)
-        return _in_processes(graph, work, count, self.drafts, self.say)
+        return _in_processes(graph, work, self.device_of, counts, self.drafts, self.say)
 
-    def _places(self) -> int:
+    def _processes(self, graph: Graph[Item]) -> dict[torch.device, int]:
+        """Returns the number of processes by device."""
+        units = Counter(map(self.device_of, graph.items.values()))
         # Available cores: a cluster or a container grants fewer than the machine has.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return self.jobs or (1 if self.device.type == "cuda" else min(cores, MOST_JOBS))
+        on_cpu, on_gpu = self.jobs or min(cores, MOST_JOBS), (self.jobs or 1) if len(units) == 1 else 1
+        return {device: min(count, on_cpu if device.type == "cpu" else on_gpu) for device, count in units.items()}
 
 
 def _in_this_process(
@@ -85,22 +91,31 @@ def _in_this_process(
 
 
 def _in_processes(
-    graph: Graph[Item], work: Callable[[Item], Result], count: int, drafts: Path, say: Listener | None
+    graph: Graph[Item],
+    work: Callable[[Item], Result],
+    device_of: Callable[[Item], torch.device],
+    counts: Mapping[torch.device, int],
+    drafts: Path,
+    say: Listener | None,
 ) -> Generator[tuple[Item, Result], None, None]:
-    """Runs units in parallel, in processes that are started once."""
+    """Runs units in parallel, in processes that are started once, `counts` of each device."""
     # The caller's own children, which must not be ended here.
     others = set(multiprocessing.active_children())
     # Spawned, not forked: torch's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
     words = None if say is None else context.SimpleQueue()
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(words,))
+    pools = {
+        device: ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(words,))
+        for device, count in counts.items()
+    }
     waiting: dict[Future[Result], str] = {}
 
     def submit() -> None:
-        """Submits all ready units; the pool queues those without a free process."""
+        """Submits all ready units; a pool queues those without a free process."""
         with _interrupts_ignored(), children_end_with_us():  # processes start during submission
             while (name := graph.take()) is not None:
-                waiting[pool.submit(_worked, work, graph.items[name])] = name
+                item = graph.items[name]
+                waiting[pools[device_of(item)].submit(_worked, work, item)] = name
 
     try:
         submit()
@@ -122,15 +137,16 @@ def _in_processes(
             "run the same command with --jobs 1 to go on and to see which job it is"
         ) from error
     finally:
-        _end(pool, others, drafts, in_progress=bool(waiting))
+        _end(pools.values(), others, drafts, in_progress=bool(waiting))
 
 
-def _end(pool: ProcessPoolExecutor, others: set[BaseProcess], drafts: Path, *, in_progress: bool) -> None:
-    """Ends the processes of a pool, also on an interrupt or when the caller stops: queued units are dropped."""
+def _end(pools: Iterable[ProcessPoolExecutor], others: set[BaseProcess], drafts: Path, *, in_progress: bool) -> None:
+    """Ends the processes of pools, also on an interrupt or when the caller stops: queued units are dropped."""
     with _interrupts_ignored():  # a second Control-C would leave this unfinished; it takes no time
         workers = [process for process in multiprocessing.active_children() if process not in others]
         # With units in progress there is no wait, which would take as long as they do: the workers are terminated.
-        pool.shutdown(wait=not in_progress, cancel_futures=True)
+        for pool in pools:
+            pool.shutdown(wait=not in_progress, cancel_futures=True)
         if not in_progress:
             return
         for process in workers:

@@ -35,6 +35,7 @@ from ..randomness.noise import CipherNoise, Noise, from_generator
 from ..randomness.record_draws import entries, entry_keys
 from .augmentation import Augmentation, drawn_views
 from .checks.batch_norm import refuse_batch_norm
+from .checks.devices import refuse_other_device
 from .checks.model_checks import Refused, refuse_model
 from .checks.synthetic_examples import NOT_DECLARED, Domains
 from .choose import ChosenEngine, choose, refuse_name
@@ -241,9 +242,11 @@ class Engine:
             exact: True if every example must be processed alone.
 
         Raises:
-            ValueError: if the model must not be trained or could not be checked, or the requested engine cannot run it.
+            ValueError: if the model must not be trained or could not be checked, the requested engine cannot run it, or
+                the data are on another device.
         """
-        shapes = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, inputs.is_cpu or inputs.device)
+        devices = (inputs.is_cpu or inputs.device, targets.is_cpu or targets.device)
+        shapes = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, devices)
         # Modes are part of the key: a layer may draw, or change state, in training mode only. So are the modules
         # themselves: a module that was added later is unchecked, and its dropout would be drawn by position in the
         # batch.
@@ -251,6 +254,7 @@ class Engine:
         with ONE_PASS:
             if kind not in self._checked:
                 refuse_batch_norm(self.model)  # its mode may have changed since construction
+                refuse_other_device(self._first().device, "the model", inputs=inputs, targets=targets)
                 choice = choose(
                     "one_by_one" if exact else self._asked,
                     self.model,
@@ -314,7 +318,8 @@ class Engine:
             seed: public seed of views and dropout; needed if there are any.
 
         Raises:
-            ValueError: without a noise source or seed if they are needed, or under `torch.autocast`.
+            ValueError: without a noise source or seed if they are needed, under `torch.autocast`, or for a batch on
+                another device than the model.
         """
         refuse_autocast(inputs)
         noise = self.noise

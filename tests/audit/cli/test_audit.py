@@ -120,19 +120,23 @@ def test_the_preflight_stops_an_audit_that_would_mean_nothing(leakbench):
         assert "stop: members and non-members have the very same examples" in err
 
 
+TRAIN = """
+from leakbench.benchmarks import models
+import torch
+
+def train(inputs, labels, *, seed):
+    model = models.build('mlp', input_shape=(1, 8, 8), classes=10, seed=seed).to(inputs.device)
+    steps = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(10):
+        steps.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        steps.step()
+    return model
+"""
+
+
 def test_shadow_models_of_an_owners_function(leakbench, tmp_path, folder):
-    (folder / "train.py").write_text(
-        "from leakbench.benchmarks import models\n"
-        "import torch\n"
-        "def train(inputs, labels, *, seed):\n"
-        "    model = models.build('mlp', input_shape=(1, 8, 8), classes=10, seed=seed)\n"
-        "    steps = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)\n"
-        "    for _ in range(10):\n"
-        "        steps.zero_grad()\n"
-        "        torch.nn.functional.cross_entropy(model(inputs), labels).backward()\n"
-        "        steps.step()\n"
-        "    return model\n"
-    )
+    (folder / "train.py").write_text(TRAIN, encoding="utf-8")
     asked = (*FILES, "--shadows", "4", "--train", "train.py:train", "--attacks", "lira", "--no-gradients")
     code, _, err = leakbench(*asked)
     assert code == 2
@@ -288,6 +292,50 @@ def test_the_image_behind_one_gradient_is_reconstructed(leakbench, shared, tmp_p
     told = json.loads((tmp_path / "update.json").read_text())
     (named,) = [one for one in told["attacks"] if one["kind"] == "labels"]
     assert named["labels"] == {str(int(shared[1][0])): 1}
+
+
+@pytest.mark.parametrize(
+    ("asked", "pictures"),
+    [
+        (("one.safetensors", "--batch-size", "1", "--attacks", "bias_division,label_recovery"), 1),
+        (("eight.safetensors", "--batch-size", "8", "--candidates", "batch.npz", "--attacks", "gaussian_others"), 0),
+    ],
+)
+@pytest.mark.usefixtures("shared")
+def test_an_update_is_audited_on_an_accelerator_as_on_the_cpu(
+    accelerator, leakbench, tmp_path, monkeypatch, asked, pictures
+):
+    found = []
+    for device in (torch.device("cpu"), accelerator):
+        monkeypatch.setattr("leakbench.audit.run.harness.pick_device", lambda name, device=device: device)
+        out = tmp_path / device.type
+        code, _, err = leakbench(*UPDATE, *asked, "--out", str(out))
+        assert code == 0, err
+        assert (out / "index.html").read_text(encoding="utf-8").count("data:image/png;base64") == pictures
+        found.append(json.loads((out / "update.json").read_text(encoding="utf-8")))
+    on_cpu, there = found
+    assert there["verdict"] == on_cpu["verdict"]
+    assert {attack["why_not"] for attack in on_cpu["attacks"]} == {""}
+    for one, other in zip(there["attacks"], on_cpu["attacks"], strict=True):
+        assert (one["name"], one["kind"], one["why_not"]) == (other["name"], other["kind"], "")
+        scores = [[candidate["p_value"] for candidate in attack.get("candidates", ())] for attack in (one, other)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-3)
+
+
+@pytest.mark.long
+def test_a_model_is_audited_on_an_accelerator_with_shadow_models(accelerator, leakbench, tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
+    monkeypatch.setattr("leakbench.audit.run.harness.pick_device", lambda name: accelerator)
+    code, out, err = leakbench(
+        *(*FILES, "--population", "public.npz", "--attacks", "lira,shadow_classifier,loss_threshold"),
+        *("--shadows", "4", "--train", f"{tmp_path}/train.py:train", "--trust-code", "--no-gradients", "--json"),
+    )
+    assert code == 0, err
+    told = json.loads(out)
+    assert {attack["name"]: attack["why_not"] for attack in told["attacks"]} == {
+        name: "" for name in ("lira", "shadow_classifier", "loss_threshold")
+    }
+    assert told["data"]["shadows"]["models"] == 4
 
 
 @subtests("form", [("eight.safetensors",), ("after.safetensors", "--lr", "0.1")])

@@ -4,8 +4,11 @@ import math
 import os
 import platform
 import sys
+import time
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,13 +16,18 @@ import torch
 from leakbench.audit import progress_events
 from leakbench.audit.plan.artifact import Artifact
 from leakbench.audit.run.artifacts import compute_artifact, origin_of, read_computed, read_kept
+from leakbench.audit.run.executors import local
 from leakbench.audit.run.executors.local import Local
 from leakbench.audit.run.graph import Graph
 from leakbench.audit.run.resume import StaleError
 from leakbench.leaderboard.records.record import RecordError
 from leakbench.malloc import give_memory_back
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def on_cpu(piece: str) -> torch.device:
+    return CPU
 
 
 def note(piece: str, folder: Path) -> str:
@@ -42,7 +50,7 @@ def diamond() -> Graph[str]:
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.long
 def test_everything_is_done_once_and_after_what_it_needs(tmp_path, jobs):
-    done = list(Local(CPU, jobs, tmp_path).run(diamond(), partial(note, folder=tmp_path)))
+    done = list(Local(on_cpu, jobs, tmp_path).run(diamond(), partial(note, folder=tmp_path)))
     assert sorted(done) == sorted((name, name.upper()) for name in ("cells", "left", "right", "first", "alone"))
     before = {path.name: set(path.read_text().split()) for path in tmp_path.iterdir()}
     assert {"left", "right"} <= before["cells"] and "first" in before["left"] and "first" in before["right"]
@@ -59,7 +67,7 @@ def step_by_step(piece: str) -> str:
 @pytest.mark.long
 def test_what_a_piece_is_doing_is_heard_while_it_does_it(tmp_path, jobs):
     heard = []
-    list(Local(CPU, jobs, tmp_path, heard.append).run(diamond(), step_by_step))
+    list(Local(on_cpu, jobs, tmp_path, heard.append).run(diamond(), step_by_step))
     for name in ("cells", "left", "right", "first", "alone"):
         assert f"{name}: step 3 of 3" in heard
 
@@ -86,12 +94,76 @@ def test_what_a_piece_of_work_freed_is_given_back(tmp_path):
     assert resident() - before > 150
     graph: Graph[str] = Graph()
     graph.add("one", "one")
-    list(Local(CPU, 1, tmp_path).run(graph, work))
+    list(Local(on_cpu, 1, tmp_path).run(graph, work))
     assert resident() - before < 60
 
 
+class InThisProcess:
+    """A pool whose work is done when it is submitted, and that is known by the number of its processes."""
+
+    submitted: ClassVar[list[tuple[int, str]]] = []
+
+    def __init__(self, count, **_):
+        self.count = count
+
+    def submit(self, function, work, piece):
+        self.submitted.append((self.count, piece))
+        future: Future[str] = Future()
+        future.set_result(function(work, piece))
+        return future
+
+    def shutdown(self, **_):
+        pass
+
+
+def test_a_gpu_has_one_process_beside_those_of_the_cpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "ProcessPoolExecutor", InThisProcess)
+    monkeypatch.setattr(InThisProcess, "submitted", [])
+    graph: Graph[str] = Graph()
+    for number in range(6):
+        graph.add(f"cpu {number}", f"cpu {number}", [f"gpu {number}"])
+        graph.add(f"gpu {number}", f"gpu {number}")
+
+    def device_of(piece: str) -> torch.device:
+        return GPU if piece.startswith("gpu") else CPU
+
+    done = list(Local(device_of, 3, tmp_path).run(graph, partial(note, folder=tmp_path)))
+    assert sorted(done) == sorted((name, name.upper()) for name in graph.items)
+    assert {(count, piece[:3]) for count, piece in InThisProcess.submitted} == {(1, "gpu"), (3, "cpu")}
+
+
+@pytest.mark.parametrize(("jobs", "processes"), [(None, 1), (3, 3)])
+def test_all_units_on_a_gpu_are_in_one_process_unless_more_are_asked_for(tmp_path, monkeypatch, jobs, processes):
+    monkeypatch.setattr(local, "ProcessPoolExecutor", InThisProcess)
+    monkeypatch.setattr(InThisProcess, "submitted", [])
+    assert len(list(Local(lambda _: GPU, jobs, tmp_path).run(diamond(), partial(note, folder=tmp_path)))) == 5
+    counts = {count for count, _ in InThisProcess.submitted}
+    assert counts == ({processes} if processes > 1 else set())  # one process is this one
+
+
+@pytest.mark.slow
+def test_units_of_two_devices_are_computed_at_the_same_time_in_processes_of_their_own(tmp_path):
+    graph: Graph[str] = Graph()
+    for name in ("gpu first", "gpu second", "cpu first", "cpu second"):
+        graph.add(name, name)
+    names = partial(process_of, folder=tmp_path)
+    found = dict(Local(lambda piece: GPU if piece.startswith("gpu") else CPU, 2, tmp_path).run(graph, names))
+    assert found["gpu first"] == found["gpu second"]
+    assert found["gpu first"] not in (found["cpu first"], found["cpu second"])
+
+
+def process_of(piece: str, folder: Path) -> int:
+    """Waits until a unit of each device has begun, and returns the process."""
+    (folder / piece).touch()
+    until = time.monotonic() + 60
+    while not {path.name[:3] for path in folder.iterdir()} >= {"cpu", "gpu"}:
+        assert time.monotonic() < until, "units of the other device wait for this one"
+        time.sleep(0.01)
+    return os.getpid()
+
+
 def test_what_is_ready_comes_in_the_order_in_which_it_was_added(tmp_path):
-    order = [name for name, _ in Local(CPU, 1, tmp_path).run(diamond(), partial(note, folder=tmp_path))]
+    order = [name for name, _ in Local(on_cpu, 1, tmp_path).run(diamond(), partial(note, folder=tmp_path))]
     assert order == ["first", "left", "right", "cells", "alone"]
 
 
@@ -105,17 +177,17 @@ def test_a_graph_that_cannot_be_worked_off_is_refused_before_anything_is_compute
     graph = diamond()
     graph.add("more", "more", ["nowhere"])
     with pytest.raises(ValueError, match="everything that more needs must be in the graph, and nowhere is not"):
-        Local(CPU, 1, tmp_path).run(graph, partial(note, folder=tmp_path))
+        Local(on_cpu, 1, tmp_path).run(graph, partial(note, folder=tmp_path))
     graph = diamond()
     graph.add("egg", "egg", ["hen"])
     graph.add("hen", "hen", ["egg"])
     with pytest.raises(ValueError, match="may wait for itself, got a circle among egg, hen"):
-        Local(CPU, 1, tmp_path).run(graph, partial(note, folder=tmp_path))
+        Local(on_cpu, 1, tmp_path).run(graph, partial(note, folder=tmp_path))
     assert not list(tmp_path.iterdir())
 
 
 def test_who_stops_reading_stops_the_work(tmp_path):
-    executed = Local(CPU, 1, tmp_path).run(diamond(), partial(note, folder=tmp_path))
+    executed = Local(on_cpu, 1, tmp_path).run(diamond(), partial(note, folder=tmp_path))
     next(executed)
     executed.close()
     assert [path.name for path in tmp_path.iterdir()] == ["first"]

@@ -48,6 +48,26 @@ def test_a_mapping_states_releases_and_a_claim():
     assert answer.published == {"seed": 1}
 
 
+@pytest.mark.parametrize("says_releases", [True, False])
+def test_a_trainer_may_use_an_accelerator(accelerator, says_releases):
+    """As most of others do; the battery computes on the CPU."""
+
+    def train(model, examples, **given):
+        model = model.to(accelerator)
+        model.register_buffer("count", torch.tensor(len(examples[0]), device=accelerator))
+        releases = [torch.full((4,), 0.25, device=accelerator), torch.full((4,), 0.75, device=accelerator)]
+        with torch.no_grad():
+            for release in releases:
+                model.logit.weight -= given["lr"] * release
+        return {"model": model, "releases": releases} if says_releases else model
+
+    answer = asked(train)
+    shown = [release.tolist() for release in answer.releases]
+    assert shown == ([[0.25] * 4, [0.75] * 4] if says_releases else [[1.0] * 4])
+    tensors = [*answer.releases, *answer.buffers.values()]
+    assert {tensor.device.type for tensor in tensors} == {"cpu"} and len(answer.buffers) == 1
+
+
 @subtests("hidden", [0.0, 1e-3])
 def test_releases_that_are_not_what_moved_the_model_are_refused(hidden):
     """A trainer that adds noise to what it shows, and none to what it publishes as the model, is not asked at all."""

@@ -3,6 +3,7 @@
 The power is measured on rows that are written down: under the loss of these tests an example's gradient is its input.
 """
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -362,6 +363,24 @@ def test_a_mistake_is_one_sentence(change, sentence):
     }
     with pytest.raises(ValueError, match=sentence):
         audit.share_update(**arguments | change)
+
+
+@pytest.mark.parametrize("moved", ["labels", "history", "population"])
+def test_data_on_another_device_than_the_inputs_are_refused_in_one_sentence(accelerator, moved):
+    labels = torch.zeros(3, dtype=torch.int64)
+    others = {
+        "labels": labels.to(accelerator),
+        "history": (rows(3, 2).to(accelerator), labels.to(accelerator)),
+        "population": Examples(
+            ids=torch.arange(3).to(accelerator), inputs=rows(3, 3).to(accelerator), labels=labels.to(accelerator)
+        ),
+    }
+    given = {"labels": labels, "public_knowledge": WORLD, moved: others[moved]}
+    told = f"{moved} must be on the device of inputs, cpu, got {accelerator}; move the tensors with .to('cpu')"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        audit.share_update(TwoLayers(), rows(3, 1), defense=dp_sgd(noise_multiplier=1.0), **given)
+    given["execution"] = Execution(device="cpu")
+    assert audit.share_update(TwoLayers(), rows(3, 1), defense=dp_sgd(noise_multiplier=1.0), **given)
 
 
 def test_a_model_with_batch_norm_is_refused_with_the_way_out():

@@ -29,9 +29,15 @@ class Runs:
 
 
 def saved(what):
-    """Saves by torch.save, and gives storages names of one length instead of their addresses."""
-    file, names = io.BytesIO(), {}
+    """Saves by torch.save, with names of one length for storages."""
+    file = io.BytesIO()
     torch.save(what, file, _use_new_zipfile_serialization=False)
+    return with_numbered_storages(file.getvalue())
+
+
+def with_numbered_storages(content):
+    """The file with numbers of 14 digits for the names of storages, which are addresses of as many as the system's."""
+    names = {}
 
     def renamed(text):
         length, address = text.groups()
@@ -39,7 +45,7 @@ def saved(what):
             return text[0]
         return struct.pack("<ci", b"X", 14) + names.setdefault(address, b"%014d" % len(names))
 
-    return re.sub(rb"X(.{4})(\d{6,})", renamed, file.getvalue(), flags=re.DOTALL)
+    return re.sub(rb"X(.{4})(\d{6,})", renamed, content, flags=re.DOTALL)
 
 
 BASE = torch.arange(12.0).reshape(3, 4)
@@ -60,6 +66,20 @@ ONE = saved({"a": torch.tensor([1.0, 2.0])})
 MACHINE = START + pickle.dumps(
     {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}, 2
 )
+
+
+@pytest.mark.parametrize("digits", [7, 15, 20])
+def test_the_files_of_these_tests_are_the_same_however_long_addresses_are(digits):
+    name = struct.pack("<i", 14) + key()
+    assert HONEST.count(name) > 1 and ONE.count(name) == 2  # in the pickle, and among the keys
+    for content in (ONE, HONEST):
+        at_an_address = re.sub(
+            rb"X\x0e\0\0\0(\d{14})",
+            lambda text: struct.pack("<ci", b"X", digits) + b"%d" % (10 ** (digits - 1) + int(text[1])),
+            content,
+        )
+        assert len(at_an_address) != len(content)
+        assert with_numbered_storages(at_an_address) == content
 
 
 def test_every_tensor_comes_back_as_it_was(converted_here, tmp_path):

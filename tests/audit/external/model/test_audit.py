@@ -1,5 +1,8 @@
 """The audit of a model in memory: the same pre-flight as the command's, and arguments that are refused."""
 
+import copy
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -151,3 +154,41 @@ def test_another_scale_that_makes_most_a_little_better_is_named(overfitted):
     members, others = ((x - 0.9, y) for x, y in (overfitted.members, overfitted.non_members))
     with pytest.raises(StoppedError, match="with --preprocess mean="):
         audit_model(overfitted.model, members=members, non_members=others, **QUICK)
+
+
+@pytest.mark.long
+def test_a_model_on_an_accelerator_is_audited_there(accelerator, overfitted):
+    asked = {"split": "random", "images": 1, "attacks": [("loss_threshold", {}), ("quantile_regression", {})]}
+    found = []
+    for device in (torch.device("cpu"), accelerator):
+        groups = {"members": overfitted.members, "non_members": overfitted.non_members, "population": overfitted.public}
+        moved = {name: (inputs.to(device), labels.to(device)) for name, (inputs, labels) in groups.items()}
+        found.append(audit_model(copy.deepcopy(overfitted.model).to(device), **moved, **asked))
+    on_cpu, there = found
+    assert there.verdict.word == on_cpu.verdict.word == "leaks"
+    assert [one.why_not for one in there.outcomes] == [""] * 2
+    for one, other in zip(there.strongest, on_cpu.strongest, strict=True):
+        assert (one.metric, one.attack) == (other.metric, other.attack)
+    for one, other in zip(there.outcomes, on_cpu.outcomes, strict=True):
+        assert one.metrics["auc"].value == pytest.approx(other.metrics["auc"].value, abs=0.01)
+    assert there.shared_inputs is not None and there.shared_inputs.device == accelerator
+    assert [leak.why_not for leak in there.shared] == [leak.why_not for leak in on_cpu.shared]
+    # Searches are chaotic, and closed forms are off by rounding, which differs.
+    exact = [{leak.name for leak in audited.shared if min(leak.psnr, default=0.0) > 60} for audited in found]
+    assert exact[0] == exact[1] and "bias_division" in exact[0]
+
+
+@pytest.mark.parametrize("moved", ["model", "members", "population"])
+def test_examples_on_another_device_than_the_model_are_refused_in_one_sentence(accelerator, overfitted, moved):
+    groups = {"members": overfitted.members, "non_members": overfitted.non_members, "population": overfitted.public}
+    model = overfitted.model
+    if moved == "model":
+        model = copy.deepcopy(model).to(accelerator)
+    else:
+        groups[moved] = tuple(part.to(accelerator) for part in groups[moved])
+    name, place, other = (
+        ("members", accelerator, "cpu") if moved == "model" else (moved, torch.device("cpu"), accelerator)
+    )
+    told = f"{name} must be on the device of the model, {place}, got {other}; move the tensors with .to('{place}'), or "
+    with pytest.raises(ValueError, match=re.escape(told)):
+        audit_model(model, **groups, **QUICK)

@@ -1,5 +1,7 @@
 """Membership attacks on a transcript: updates tell who was trained on; order, aliases and steps read tell nothing."""
 
+import copy
+
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -16,6 +18,7 @@ from leakbench.audit.external.transcript.attacks import run_on_transcript, trans
 from leakbench.audit.external.transcript.format import read_transcript
 from leakbench.audit.plan.threat_models import reads_no_step
 from leakbench.leaderboard.records.audit_findings import EpsilonBound
+from tests.attacks.toys import moved
 from tests.audit.external.transcript.watched import private_steps
 
 CLAIM = StatedClaim(epsilon=8.0, sampling="poisson", sample_rate=0.1)
@@ -123,3 +126,18 @@ def test_an_audit_asks_them_beside_the_others_and_divides_the_level_among_all(wa
     measured = sum(one.scores is not None for one in both.outcomes if one.name in names)
     assert measured >= 3 and both.bound.looks == plain.bound.looks + measured
     assert both.verdict.word in ("leaks", "within the claim", "claim refuted")
+
+
+@pytest.mark.long
+def test_a_model_on_an_accelerator_has_the_outcomes_of_one_on_the_cpu(accelerator, watched, audited):
+    there = Audited(
+        model=copy.deepcopy(audited.model).to(accelerator),
+        **{name: moved(getattr(audited, name), accelerator) for name in ("members", "non_members", "population")},
+        classes=10,
+    )
+    names = transcript_attacks()
+    expected, found = (ran(one, watched[-1], *names) for one in (audited, there))
+    for name in names:
+        assert found[name].why_not == expected[name].why_not
+        if expected[name].scores is not None:
+            assert found[name].metrics["auc"].value == pytest.approx(expected[name].metrics["auc"].value, abs=0.01)

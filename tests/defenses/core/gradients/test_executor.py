@@ -1,6 +1,9 @@
 """The one place with raw rows: it sums in full precision, adds noise once, and lets nothing else out."""
 
 import dataclasses
+import re
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +51,23 @@ def test_a_run_is_the_sum_of_bounded_gradients_plus_one_draw_of_noise():
     # Of the sum that is rounded to a unit, and of noise that is, one may be the next.
     torch.testing.assert_close(out.total, expected, rtol=1e-5, atol=2 * seeded(0).unit(0.6))
     assert torch.equal(out.noisy[0], out.total)
+
+
+@pytest.mark.parametrize("moved", ["model", "inputs", "targets"])
+def test_a_batch_on_another_device_than_the_model_is_refused_in_one_sentence(accelerator, moved):
+    parts: dict[str, Any] = {"model": duties.network(), **dict(zip(("inputs", "targets"), duties.DATA, strict=True))}
+    parts[moved] = parts[moved].to(accelerator)
+    cpu = torch.device("cpu")
+    name, device, other = ("inputs", accelerator, cpu) if moved == "model" else (moved, cpu, accelerator)
+    told = (
+        f"{name} must be on the device of the model, {device}, got {other}; "
+        f"move the tensors with .to('{device}'), or the model with .to('{other}')"
+    )
+    engine = Engine(parts["model"], noise=seeded(0))
+    calls = (partial(engine.run, PLAIN.at(1.0)), engine.gradients, partial(engine.clipped_sums, PLAIN))
+    for call in calls:
+        with pytest.raises(ValueError, match=re.escape(told)):
+            call(parts["inputs"], parts["targets"])
 
 
 @pytest.mark.parametrize("microbatch", [1, 5, 24, 1000])

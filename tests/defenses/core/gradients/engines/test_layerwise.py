@@ -282,16 +282,6 @@ def test_queries_that_want_rows_get_them_in_parts_and_have_the_same_sums(monkeyp
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
 
 
-@subtests("name", [n for n in KNOWN if "conv2d" in n or n == "small_resnet"])
-def test_both_layouts_give_the_same_rows(name):
-    made = problem(name)
-    expected = rows_of(name)
-    model = made.model.to(memory_format=torch.channels_last)
-    last = made.inputs.contiguous(memory_format=torch.channels_last)
-    for inputs in (last, made.inputs.contiguous(), made.inputs.transpose(2, 3).contiguous().transpose(2, 3)):
-        assert_same_rows(engine_of(Problem(model, inputs, made.targets)).rows(inputs, made.targets), expected)
-
-
 def test_many_positions_are_unfolded_by_columns_and_give_the_same(monkeypatch):
     monkeypatch.setattr(patch_rows, "_MANY_POSITIONS", 1)
     for name in (n for n in KNOWN if "conv" in n):

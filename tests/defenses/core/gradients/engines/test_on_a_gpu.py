@@ -1,4 +1,4 @@
-"""The same engines on a CUDA device, without a change: rows and sums are those of the CPU."""
+"""The same engines on a CUDA device, without a change: rows and sums are those of autograd there, and of the CPU."""
 
 import pytest
 import torch
@@ -17,10 +17,15 @@ from leakbench.defenses.core import (
 from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
 
 from .architectures import NAMES, problem
-from .duties import by_loop
+from .duties import assert_same_rows, by_loop
 from .test_layerwise import KNOWN, assert_same_sums, engine_of
 
 pytestmark = pytest.mark.gpu
+
+# PyTorch's CUDA kernel of weight normalisation takes the norm of float64 weights by `sqrtf`, whose result has 24 bits
+# (aten/src/ATen/native/cuda/WeightNorm.cu). Its relative error of 2^-24 enters the cube of a norm and the weights
+# themselves: rows are those of the CPU to a few times 2^-24.
+FROM_THE_CPU = {"weight_norm_conv": 2.0**-20, "weight_norm_linear": 2.0**-20}
 
 
 def moved(made):
@@ -28,13 +33,15 @@ def moved(made):
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_rows_and_sums_are_those_of_the_cpu(name):
-    expected = by_loop(problem(name))
+def test_rows_and_sums_are_those_of_autograd_there_and_on_the_cpu(name):
+    on_cpu = by_loop(problem(name))
     made = moved(problem(name))
+    expected = by_loop(made)
     rows = engine_of(made).rows(made.inputs, made.targets)
     assert rows.is_cuda
-    assert float((rows.cpu() - expected).abs().max()) <= 1e-12 * float(expected.abs().max())
-    assert_same_sums(made, by_loop(made), ["three blocks"])
+    assert_same_rows(rows, expected)
+    assert float((rows.cpu() - on_cpu).abs().max()) <= FROM_THE_CPU.get(name, 1e-12) * float(on_cpu.abs().max())
+    assert_same_sums(made, expected, ["three blocks"])
 
 
 @pytest.mark.parametrize("name", NAMES)
