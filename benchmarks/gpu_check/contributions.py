@@ -11,6 +11,7 @@ chooses the derivatives behind the layer.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -23,7 +24,8 @@ from torch import Tensor, nn
 from leakbench.defenses.core import Block, Engine, Everything, StepPlan, clip, seeded
 
 from ..speed.ways import opacus_module, others_warnings
-from .products import engine_settings
+from .products import engine_settings, names, products
+from .rows import CheckedFigure, CheckedRow, PartSettings
 
 GHOST, HOOKS, OURS = "Opacus ghost", "Opacus hooks", "leakbench"
 LIMIT = 1.0001
@@ -216,7 +218,42 @@ def longest(
             contributions.append(
                 Contribution(length=length / bound, bound=share, gradient=example.gradient, case=example.case)
             )
-    return max(contributions, key=lambda contribution: contribution.length)
+    # A contribution that is no number is the longest of all.
+    return max(
+        contributions, key=lambda contribution: math.inf if math.isnan(contribution.length) else contribution.length
+    )
+
+
+def measure(settings: PartSettings) -> Iterator[CheckedRow]:
+    """Yields a row for each network and precision.
+
+    Args:
+        settings: of the part.
+    """
+    for network, precision in product(NETWORKS, names(settings.device, default=True)):
+        figures: dict[str, CheckedFigure] = {}
+        wrong, remarks = [], []
+        for way in WAYS:
+            try:
+                with products(precision):
+                    longest_one = longest(
+                        way,
+                        network,
+                        device=settings.device,
+                        precision=precision,
+                        small=settings.small,
+                        seeds=1 if settings.small else SEEDS,
+                    )
+            except ModuleNotFoundError as error:
+                figures[way] = None
+                remarks.append(str(error))
+                continue
+            figures[way] = longest_one.length
+            if way == OURS and not longest_one.length <= LIMIT:
+                wrong.append(f"an example is {longest_one.length:.6g} bounds long ({longest_one})")
+        yield CheckedRow(
+            name=f"{network}, {precision}", figures=figures, wrong=tuple(wrong), remarks=tuple(dict.fromkeys(remarks))
+        )
 
 
 def _length(tensors: Any) -> float:
