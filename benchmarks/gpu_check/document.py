@@ -74,12 +74,14 @@ def table(outcome: PartOutcome) -> report.TextTable:
 
 
 def formatted(figure: CheckedFigure) -> str:
-    """Formats a figure: four digits, or a word."""
+    """Formats a figure: four digits, seven near 1, where a contribution meets its bound, or a word."""
     if figure is None:
         return "n/a"
     if isinstance(figure, int):
         return f"{figure:,}"
-    return f"{figure:.4g}" if isinstance(figure, float) else figure
+    if isinstance(figure, str):
+        return figure
+    return f"{figure:.6f}" if abs(figure - 1) < 1e-2 else f"{figure:.4g}"
 
 
 def line(row: CheckedRow) -> str:

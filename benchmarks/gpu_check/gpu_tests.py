@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 
@@ -13,6 +15,7 @@ from .processes import ROOT
 from .rows import CheckedRow, NotMeasured, PartSettings
 
 _TESTS, _SMALL_TESTS = "tests", "tests/defenses/core/kernels/test_cuda_normals.py"
+_LAST = 2.0  # seconds before the part's budget at which the tests are ended, so that their counts are kept
 _NEEDED = ("pytest", "hypothesis", "mpmath")
 _ENDED = re.compile(r"\b(PASSED|FAILED|ERROR|SKIPPED)\b.*?(tests/\S+)|^(tests/\S+) (PASSED|FAILED|ERROR|SKIPPED)\b")
 
@@ -41,6 +44,8 @@ def measure(settings: PartSettings) -> Iterator[CheckedRow]:
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process,
     ):
+        timer = threading.Timer(max(1.0, settings.seconds - _LAST), process.kill)
+        timer.start()
         for text in process.stdout or ():
             log.write(text)
             ended = result_of(text)
@@ -52,11 +57,14 @@ def measure(settings: PartSettings) -> Iterator[CheckedRow]:
             if result in ("FAILED", "ERROR"):
                 log.flush()
                 yield CheckedRow(name=test, wrong=(result.lower(),))
+    timer.cancel()
     code = process.returncode
     figures = {result.lower(): counts[result] for result in ("PASSED", "FAILED", "ERROR", "SKIPPED")}
+    stopped = code == -signal.SIGKILL
     # Exit code 1 is that of failed tests, which have rows of their own; 5 that of none.
-    collected = () if code in (0, 1, 5) else (f"pytest ended with code {code}, see {log.name}",)
-    yield CheckedRow(name="all", figures=figures, wrong=collected)
+    collected = () if stopped or code in (0, 1, 5) else (f"pytest ended with code {code}, see {log.name}",)
+    remarks = (f"stopped after {settings.seconds - _LAST:.0f} s",) if stopped else ()
+    yield CheckedRow(name="all", figures=figures, wrong=collected, remarks=remarks)
 
 
 def result_of(text: str) -> tuple[str, str] | None:

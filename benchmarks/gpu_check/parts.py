@@ -30,12 +30,12 @@ class CheckPart:
 
 
 PARTS = (
-    CheckPart(name="sums", module="sums", seconds=35, about="Sums against the float64 reference"),
+    CheckPart(name="sums", module="sums", seconds=30, about="Sums against the float64 reference"),
     CheckPart(name="contributions", module="contributions", seconds=40, about="Longest contribution of one example"),
-    CheckPart(name="tests", module="gpu_tests", seconds=75, about="Tests that need a GPU"),
+    CheckPart(name="tests", module="gpu_tests", seconds=85, about="Tests that need a GPU"),
     CheckPart(name="steps", module="private_steps", seconds=90, about="A private step"),
     CheckPart(name="noise", module="device_noise", seconds=15, about="Noise of a step"),
-    CheckPart(name="inversion", module="restarts", seconds=20, about="An iteration of Inverting Gradients"),
+    CheckPart(name="inversion", module="restarts", seconds=15, about="An iteration of Inverting Gradients"),
     CheckPart(
         name="cell", module="suite_runs", function="measure_cell", seconds=40, about="One cell of rs_table2_cifar10"
     ),

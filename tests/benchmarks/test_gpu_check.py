@@ -13,6 +13,7 @@ from leakbench.benchmarks.gpu_check import __main__ as command_line
 from leakbench.benchmarks.gpu_check import (
     contributions,
     device_noise,
+    document,
     gpu_tests,
     networks,
     private_steps,
@@ -109,9 +110,9 @@ def test_results_are_written_after_each_row_and_kept_when_a_later_part_dies(tmp_
         command=lambda part, given: program(texts[part.name])(part, given),
     )
     assert [outcome.status for outcome in outcomes] == ["done", "died", "done"]
-    document = json.loads(written.read_text())
-    assert [len(part["rows"]) for part in document["parts"]] == [1, 1, 1]
-    assert document["wrong"] == ["b: died, exit code 1: ZeroDivisionError: division by zero"]
+    results = json.loads(written.read_text())
+    assert [len(part["rows"]) for part in results["parts"]] == [1, 1, 1]
+    assert results["wrong"] == ["b: died, exit code 1: ZeroDivisionError: division by zero"]
     page = (tmp_path / "gpu_check.md").read_text()
     assert "| case | 1.5 | eager | 3 | n/a |" in page and "case: no peer." in page and "- **wrong**: b: died" in page
     assert "WRONG: 1 in 3 rows of 3 parts; incomplete: b (died)" in page
@@ -159,6 +160,12 @@ def test_mistakes_on_the_command_line_are_one_sentence(arguments, message):
     done = CliRunner().invoke(command_line.app, arguments, env={"COLUMNS": "300", "TERM": "dumb"})
     assert done.exit_code == 2
     assert message in " ".join(done.output.replace("│", " ").split())
+
+
+def test_a_contribution_near_its_bound_is_shown_with_the_digits_by_which_it_exceeds_it():
+    figures = [1.00004, 0.99987, 1.02, 12.3456, 3.1e-7, 1234, "eager", None]
+    shown = ["1.000040", "0.999870", "1.02", "12.35", "3.1e-07", "1,234", "eager", "n/a"]
+    assert [document.formatted(figure) for figure in figures] == shown
 
 
 def test_the_budgets_of_all_parts_are_six_minutes():
@@ -334,6 +341,10 @@ def test_tests_are_counted_and_a_failed_one_is_wrong(monkeypatch, tmp_path):
     *failed, total = gpu_tests.measure(settings(tmp_path))
     assert [(row.name, row.wrong) for row in failed] == [("tests/test_x.py::test_wrong", ("failed",))]
     assert total.figures == {"passed": 2, "failed": 1, "error": 0, "skipped": 1} and total.wrong == ()
+    slow = "\n@pytest.mark.gpu\ndef test_slow(): __import__('time').sleep(60)\n"
+    (folder / "test_x.py").write_text((folder / "test_x.py").read_text() + slow)
+    *_, total = gpu_tests.measure(settings(tmp_path, 12.0))
+    assert total.figures["passed"] == 2 and total.remarks == ("stopped after 10 s",) and total.wrong == ()
     (folder / "test_x.py").write_text("import nothing_of_that_name\n")
     assert any(row.wrong for row in gpu_tests.measure(settings(tmp_path)))
     monkeypatch.setattr(gpu_tests, "_NEEDED", ("nothing_of_that_name",))
