@@ -6,6 +6,8 @@ OUT ?= results/quick
 DEVICE ?= cpu
 QUICK ?=
 SPEED ?=
+# Of `make gpu-check`: options of its command, as --seconds 300 --only steps.
+GPU_CHECK ?=
 # Candidates, in order; the first one of a version that we support is used.
 PYTHON ?= python3 python3.14 python3.13 python3.12 python3.11
 # TORCH=cpu: at the first installation, PyTorch's own wheels without CUDA, a tenth of the download.
@@ -32,9 +34,10 @@ $(error TORCH must be default or cpu, got $(TORCH))
 endif
 
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-newest test-lowest test-peers test-shapes test-all test-gpu ci lint types core default speed format clean
+.PHONY: help demo check test test-newest test-lowest test-peers test-shapes test-all test-gpu gpu-check ci lint types core default speed \
+  format clean
 # Where the environment forbids compiled modules, every process that a test starts would compile all of ours again.
-check test test-newest test-lowest test-peers test-shapes test-all test-gpu ci: export PYTHONDONTWRITEBYTECODE :=
+check test test-newest test-lowest test-peers test-shapes test-all test-gpu gpu-check ci: export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@echo 'make demo       trains and attacks the quick suite, prints its board and makes its page (one to three minutes, installed)'
@@ -48,10 +51,12 @@ help:
 	@echo '                the default tests on newer Pythons and the newest versions of all, and on the lowest that we admit'
 	@echo 'make test-all   every test but those of a GPU, at full counts'
 	@echo 'make test-gpu   the tests that need a CUDA device'
+	@echo 'make gpu-check  numbers, times and memory on a CUDA device, in six minutes at most'
 	@echo 'make speed      times and memory of a step against plain training and other tools (DEVICE=cuda, QUICK=1)'
 	@echo 'make format     formats the code and mends what the linter can'
 	@echo 'make clean      removes .venv, .lanes, caches and builds; results stay'
 	@echo 'Options: TORCH=cpu (wheels without CUDA), VENV=DIR, PYTHON=python3.12, JOBS=N, OUT=DIR (of the demo)'
+	@echo "         GPU_CHECK='--seconds 300 --only steps' (of make gpu-check; all: GPU_CHECK=--help)"
 	@echo "         SPEED='--case dp_cnn-256 --way auto' (of make speed; all: SPEED=--help)"
 
 # `run` prints the board, also where a cell failed; the page is made then too, and the exit code stays that of `run`.
@@ -106,6 +111,9 @@ test-all: $(VENV)/.dev
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/pytest -m gpu
+
+gpu-check: $(VENV)/.dev
+	@$(BIN)/python -m leakbench.benchmarks.gpu_check $(GPU_CHECK)
 
 # As a module from here, so that `benchmarks` is ours, whatever other distributions call theirs.
 speed: $(VENV)/.dev

@@ -41,8 +41,8 @@ HUB_MAY_IMPORT = (
     "leaderboard.records.validation",
 )
 COMMAND_LINE_MAY_IMPORT = (*HUB_MAY_IMPORT, "leaderboard")
-# Time the engines and closed forms against other tools; nothing imports them.
-BENCHMARKS_OF_SPEED = ("benchmarks.speed",)
+# Measure the engines and closed forms against other tools; nothing imports them.
+MEASUREMENTS = ("benchmarks.speed", "benchmarks.gpu_check")
 # Each of these folders imports those before it, and none behind it.
 ORDER = {
     "defenses.core": ("kernels", "randomness", "plan", "gradients", "privacy", "training"),
@@ -121,7 +121,7 @@ def faults(module: str, source: str, package: str) -> list[str]:
         if top == "tests":
             found.append(f"{module} imports {name}, which is not shipped")
         if top in PACKAGES and top != own:
-            if within(module, BENCHMARKS_OF_SPEED) and within(name, ("defenses.core", "attacks.core")):
+            if within(module, MEASUREMENTS) and within(name, ("defenses.core", "attacks.core")):
                 continue
             if own in LEAVES:
                 found.append(f"{module} imports {name}; {own} must not know {top}")

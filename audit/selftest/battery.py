@@ -74,6 +74,12 @@ TESTS = (
         feature=statistics.along_canary,
     ),
     DeclaredTest(
+        name="positions",
+        scenario="positions",
+        question="how much does a record add whose positions cancel?",
+        feature=statistics.along_canary,
+    ),
+    DeclaredTest(
         name="support",
         scenario="traces",
         question="which coordinates are exactly zero?",

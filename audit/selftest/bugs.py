@@ -198,6 +198,44 @@ class LayerwiseFullNorm(SumsOwnRows):
         return torch.cat([bound(rows[:, start:stop]).sum(dim=0) for start, stop in self.layout.slices])
 
 
+class InnerProductNorms(SumsOwnRows):
+    """Takes norms from inner products between positions, whatever rounding leaves of them.
+
+    Goodfellow, "Efficient Per-Example Gradient Computations", 2015, over several positions: Li et al., "Large Language
+    Models Can Be Strong Differentially Private Learners", ICLR 2022. Terms that cancel need the gradient itself.
+    """
+
+    def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, seed: int | None = None) -> Release:
+        """Executes a plan with a single block of all coordinates."""
+        self._norms = self._by_inner_products(inputs, targets) if len(inputs) else torch.zeros(0)
+        return super().run(plan, inputs, targets, seed=seed)
+
+    def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, seed: int | None) -> Float[Tensor, " dim"]:
+        """Returns the sum of gradients, each scaled by its supposed norm."""
+        return bound.scale(self._norms.double(), rows.dtype) @ finite_rows(rows)
+
+    def _by_inner_products(self, inputs: Tensor, targets: Tensor) -> Float[Tensor, " rows"]:
+        """Returns norms of the gradients of linear layers without biases, in float32."""
+        calls: list[tuple[Tensor, Tensor]] = []
+        layers = [layer for layer in self.model.modules() if isinstance(layer, nn.Linear)]
+
+        def keep(_: nn.Module, entering: tuple[Tensor, ...], leaving: Tensor) -> None:
+            calls.append((entering[0], leaving))
+
+        hooks = [layer.register_forward_hook(keep) for layer in layers]
+        try:
+            losses = self.loss(self.model(inputs), targets)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        signals = torch.autograd.grad(losses.sum(), [leaving for _, leaving in calls])
+        squares = torch.zeros(len(inputs))
+        for (entering, _), signal in zip(calls, signals, strict=True):
+            a, s = (tensor.detach().reshape(len(inputs), -1, tensor.shape[-1]) for tensor in (entering, signal))
+            squares += ((a @ a.mT) * (s @ s.mT)).sum(dim=(1, 2))
+        return squares.clamp(min=0).sqrt()
+
+
 class PrivateMask(SumsOwnRows):
     """Keeps the half of the coordinates on which the sum of clipped gradients is largest."""
 
@@ -322,6 +360,11 @@ BUGS = (
     _bug("no_clipping", "no clipping", fit=with_engine(NoClipping)),
     _bug("mean_clipped", "clipping of the batch mean", fit=with_engine(MeanClipping)),
     _bug("layers_at_full_norm", "per-layer clipping at the full clip norm", fit=with_engine(LayerwiseFullNorm)),
+    _bug(
+        "inner_product_norms",
+        "norms by inner products between positions, in float32",
+        fit=with_engine(InnerProductNorms),
+    ),
     _bug("private_mask", "mask chosen from the private gradients", fit=with_engine(PrivateMask)),
     _bug("two_releases", "two releases of one batch charged as one", fit=fit_by(ReleasesTwice)),
     _bug("noise_reused", "noise reused across steps", noise=_os_key(SameNoise)),

@@ -3,7 +3,7 @@
 Opacus divides by an expected batch computed from the number of records (its issues 571 and 819); here the divisor is
 the battery's constant, because adding a record would otherwise be detected. Opacus claims noise that is secure in
 floating-point arithmetic only in its secure mode, which needs another package. The mode is off here, as by default, so
-the claim is about real numbers; `train_as_released` omits that restriction.
+the claim is about real numbers; `train_as_released` omits that restriction, and `train_ghost` uses ghost clipping.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ def train(
     steps: int,
     lr: float,
     expected_batch: float,
+    ghost: bool = False,
 ) -> dict[str, Any]:
     """Trains by DP-SGD with Opacus, under a claim about real numbers.
 
@@ -41,6 +43,7 @@ def train(
         steps: of SGD.
         lr: learning rate.
         expected_batch: divisor of sums.
+        ghost: whether norms come from inner products between positions, without per-example gradients.
     """
     released = train_as_released(
         model,
@@ -51,8 +54,13 @@ def train(
         steps=steps,
         lr=lr,
         expected_batch=expected_batch,
+        ghost=ghost,
     )
     return released | {"claim": {"arithmetic": "real"}}
+
+
+train_ghost = partial(train, ghost=True)
+"""Trains as `train`, by ghost clipping."""
 
 
 def train_as_released(
@@ -65,6 +73,7 @@ def train_as_released(
     steps: int,
     lr: float,
     expected_batch: float,
+    ghost: bool = False,
 ) -> dict[str, Any]:
     """Trains likewise, under a claim about the released floating-point numbers."""
     from opacus import PrivacyEngine
@@ -79,13 +88,15 @@ def train_as_released(
     with warnings.catch_warnings(), _quiet(logging.getLogger("opacus")):
         warnings.simplefilter("ignore")  # Opacus's own, about its secure mode being off and about hooks
         engine: Any = PrivacyEngine()  # returns tuples of three or of four, depending on its arguments
-        wrapped, optimizer, drawn = engine.make_private(
+        wrapped, optimizer, *criterion, drawn = engine.make_private(
             module=model.train(),
             optimizer=torch.optim.SGD(model.parameters(), lr=lr),
             data_loader=loader,
             noise_multiplier=noise_multiplier,
             max_grad_norm=clip_norm,
+            **({"grad_sample_mode": "ghost", "criterion": nn.CrossEntropyLoss()} if ghost else {}),
         )
+        loss = criterion[0] if ghost else nn.functional.cross_entropy
         optimizer.expected_batch_size = expected_batch
         optimizer.attach_step_hook(
             lambda dp_optimizer: releases.append(torch.cat([p.grad.detach().flatten() for p in dp_optimizer.params]))
@@ -93,7 +104,7 @@ def train_as_released(
         while len(releases) < steps:
             for batch, targets in drawn:
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(wrapped(batch), targets).backward()
+                loss(wrapped(batch), targets).backward()
                 optimizer.step()
                 if len(releases) == steps:
                     break

@@ -79,7 +79,8 @@ def scenarios(seed: int) -> tuple[Scenario, ...]:
     Args:
         seed: of canaries, other records and public randomness.
     """
-    return tuple(make(seed) for make in (_buffers, _count, _traces, _order, _layers, _steps, _participation, _canary))
+    makers = (_buffers, _count, _traces, _positions, _order, _layers, _steps, _participation, _canary)
+    return tuple(make(seed) for make in makers)
 
 
 def _generator(seed: int, name: str) -> torch.Generator:
@@ -183,6 +184,67 @@ def _traces(seed: int) -> Scenario:
         direction=-direction,
         looks=(32, 96),
         repeated=True,
+    )
+
+
+class GatedPositions(nn.Module):
+    """A linear layer at every position, gated by the record; two classes, zero weights, no bias.
+
+    The first channel of an input holds values and the second gates, a position a row. The logit, beside a constant zero
+    logit, is the sum over positions of <gates, weight @ values>. The gradient of a record of class 0 is -1/2 times the
+    sum over positions of the outer products of gates and values, so its terms may be far longer than their sum.
+    """
+
+    def __init__(self, width: int) -> None:
+        """Takes the number of values of a position, and of its gates."""
+        super().__init__()
+        self.linear = nn.Linear(width, width, bias=False)
+        nn.init.zeros_(self.linear.weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Returns two logits per record."""
+        values, gates = inputs.unbind(dim=1)
+        logit = (self.linear(values) * gates).sum(dim=(1, 2)).unsqueeze(1)
+        return torch.cat([logit, torch.zeros_like(logit)], dim=1)
+
+
+def cancelling_record(generator: torch.Generator, norm: float) -> tuple[Tensor, Tensor]:
+    """Returns a record of `GatedPositions` whose positions cancel, and the direction of its gradient.
+
+    Its lower half has the values of the upper half, and the opposite gates, larger by a fraction f = 2**-13. The
+    gradient is f times the sum of the upper half's terms, exactly in float32. The squared norm by inner products
+    between positions is a large number times 1 - 2 (1 + f) + (1 + f)**2 = f**2. In float32 (1 + f)**2 is 1 + 2f, and
+    the sum is 0, in every order of additions.
+
+    Args:
+        generator: of the signs of values and gates.
+        norm: smallest norm of the gradient; powers of two are exact, so it is at most four times as long.
+
+    Returns:
+        The record [2, SIDE, SIDE], and the direction [SIDE * SIDE], of length 1.
+    """
+    values, gates = (torch.randint(0, 2, (SIDE,), generator=generator) * 2.0 - 1 for _ in range(2))
+    larger = 2.0**-13
+    # Half the positions, each with a term of -1/2 times an outer product of length SIDE, cancel up to that fraction.
+    length = SIDE / 2 * SIDE / 2 * larger
+    scale = 2.0 ** math.ceil(math.log2(norm / length) / 2)
+    upper = torch.stack([values, gates]).unsqueeze(1).expand(-1, SIDE // 2, -1) * scale
+    lower = upper * torch.tensor([1.0, -(1 + larger)]).view(2, 1, 1)
+    return torch.cat([upper, lower], dim=1), torch.outer(gates, values).flatten() / SIDE
+
+
+def _positions(seed: int) -> Scenario:
+    """A record whose positions cancel: its gradient is short beside its terms, and long beside the clip norm."""
+    generator = _generator(seed, "positions")
+    record, direction = cancelling_record(generator, HUGE)
+    others = torch.randn(3, 2, SIDE, SIDE, generator=generator)
+    return Scenario(
+        name="positions",
+        task=TrainerTask(noise_multiplier=2.0, seed=seed),
+        model=lambda: GatedPositions(SIDE),
+        sets=_sets(record, others),
+        direction=direction,
+        looks=(32, 96),
     )
 
 

@@ -52,9 +52,9 @@ def measure(**options: Unpack[Options]) -> dict[str, Any]:
 def _case(part: SpeedPart, name: str, release: str) -> dict[str, Any]:
     """Times a network under a kind of release."""
     model = Workload(name, RESTARTS).model().to(part.device)
-    in_turn, side_by_side, dim, size = _ways(name, model, release, part.device)
+    in_turn, side_by_side, dim, size = both_ways(name, model, release, part.device)
     # In float64 too: in float32, rounding may switch an activation at 0 on in one way and off in the other.
-    exact = _ways(name, copy.deepcopy(model).double(), release, part.device)[:2]
+    exact = both_ways(name, copy.deepcopy(model).double(), release, part.device)[:2]
     checks = {
         "largest_difference": _apart(side_by_side(), in_turn()),
         "largest_difference_float64": _apart(exact[1](), exact[0]()),
@@ -64,13 +64,27 @@ def _case(part: SpeedPart, name: str, release: str) -> dict[str, Any]:
     return part.case(ways, baseline=IN_TURN, checks=checks, case=f"{name}, {release}", **about)
 
 
-def _ways(
-    name: str, model: nn.Module, release: str, device: str
+def both_ways(
+    name: str, model: nn.Module, release: str, device: str, restarts: int = RESTARTS
 ) -> tuple[Callable[[], Tensor], Callable[[], Tensor], int, int]:
-    """Returns both ways, the number of parameters, and the number of released values; in the dtype of the model."""
+    """Returns an iteration in turn and side by side, in the dtype of the model.
+
+    Args:
+        name: of the model, for messages.
+        model: on the device.
+        release: "dense", "masked" or "projected".
+        device: "cpu" or "cuda".
+        restarts: of the search.
+
+    Returns:
+        Both ways, which return gradients by the guesses, the number of parameters, and that of released values.
+
+    Raises:
+        ValueError: the model has a layer whose gradient is not known by factors.
+    """
     layout = Layout.of(model)
     generator, like = torch.Generator().manual_seed(SEED), layout.read(model)
-    guesses = torch.rand(RESTARTS, 1, *COLOUR, generator=generator).to(like).requires_grad_()
+    guesses = torch.rand(restarts, 1, *COLOUR, generator=generator).to(like).requires_grad_()
     image, label = torch.rand(1, *COLOUR, generator=generator).to(like), torch.tensor([3], device=device)
     parameters = [p for p in model.parameters() if p.requires_grad]
     encode = _encoder(release, layout.dim, generator, like)
@@ -101,9 +115,9 @@ def _ways(
 
     def side_by_side() -> Tensor:
         if encode is not None and released is not None:
-            values = _mismatch(encode(known.rows(guesses.flatten(0, 1), label.expand(RESTARTS))), released)
+            values = _mismatch(encode(known.rows(guesses.flatten(0, 1), label.expand(restarts))), released)
         else:
-            inner, squares = known.compared(guesses, label.expand(RESTARTS), along, None)
+            inner, squares = known.compared(guesses, label.expand(restarts), along, None)
             values = 1 - inner / (squares.sqrt() * length)
         return torch.autograd.grad((values + TV_WEIGHT * _variation(guesses)).sum(), guesses)[0]
 

@@ -81,10 +81,11 @@ class Ours:
         *,
         engine: str,
         noise: Callable[[], Noise] = seeded_noise,
+        **settings: Any,
     ) -> None:
-        """Takes model and data, the engine that computes the clipped sums, and the source of noise."""
+        """Takes model and data, the engine that computes the clipped sums, its settings, and the source of noise."""
         self.inputs, self.labels, self.noise_multiplier = inputs, labels, noise_multiplier
-        self.engine = Engine(model, noise=noise(), engine=engine)
+        self.engine = Engine(model, noise=noise(), engine=engine, **settings)
         # The same plan for all steps, as of a stateless method: planning is not timed.
         self.plan = StepPlan(Block(codec=Everything(self.engine.layout.dim), bound=clip(CLIP_NORM))).at(
             noise_multiplier
