@@ -14,7 +14,9 @@ only: vmap calls the model with a single example.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +33,7 @@ from .engines.batches import Batches
 from .engines.interface import PerExample, Unsupported
 from .engines.one_by_one import OneByOne
 from .engines.torch_func import TorchFunc
-from .layerwise.engine import InOrder, Layerwise
+from .layerwise.engine import Expanded, InOrder, Layerwise
 from .reference import Loss, ModelFunction
 
 AUTO = "auto"
@@ -99,7 +101,7 @@ def choose(
     key = _key(name, model, loss, layout, inputs, targets, batches, domains)
     if key in _verdicts:
         verdict = _verdicts[key]
-        return verdict.choice(verdict.kind(model, loss, layout))
+        return verdict.choice(verdict.construct(model, loss, layout))
     state = loss_state(loss)
     # The checks must not advance the global generators: the run draws the same numbers with and without them.
     with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
@@ -110,7 +112,7 @@ def choose(
         _verdicts[key] = verdict
         while len(_verdicts) > _REMEMBERED:
             _verdicts.pop(next(iter(_verdicts)))  # the oldest
-    return verdict.choice(trial.made(verdict.kind, model))
+    return verdict.choice(trial.made(verdict.construct, model))
 
 
 def forget() -> None:
@@ -118,11 +120,15 @@ def forget() -> None:
     _verdicts.clear()
 
 
+_Construct = Callable[[nn.Module, Loss, Layout], PerExample]
+"""An engine's type, or one with what the trial found out about the model."""
+
+
 @dataclass(frozen=True)
 class _Verdict:
     """Outcome of a model's checks: a `ChosenEngine` without the engine, which would keep its model alive."""
 
-    kind: type[PerExample]
+    construct: _Construct
     note: str
     activations: int
     draws: bool
@@ -183,11 +189,12 @@ def _choose(name: str, trial: _Trial, batches: Batches) -> _Verdict:
             reason = reason or f"not checked in float64: {trial.doubt}"
             continue
         try:
-            trial.check(kind, batches)
+            construct = trial.informed(kind)
+            trial.check(construct, batches)
         except Unsupported as why:
             reason = _joined(reason, kind, str(why))
             continue
-        return trial.verdict(kind, _note(kind, name, reason))
+        return trial.verdict(construct, _note(kind, name, reason))
     if name != AUTO:
         raise ValueError(f"engine '{name}' cannot run this model: {reason}")
     return trial.verdict(OneByOne, f"{OneByOne.name} (no {Layerwise.name}: {reason})")
@@ -195,9 +202,9 @@ def _choose(name: str, trial: _Trial, batches: Batches) -> _Verdict:
 
 def _ways(name: str) -> tuple[type[PerExample], ...]:
     if name == AUTO:
-        return (Layerwise, InOrder, TorchFunc)
+        return (Layerwise, InOrder, Expanded, TorchFunc)
     if name == Layerwise.name:
-        return (Layerwise, InOrder)
+        return (Layerwise, InOrder, Expanded)
     if name == TorchFunc.name:
         return (TorchFunc,)
     if name == "opacus":
@@ -221,6 +228,8 @@ def _note(kind: type[PerExample], requested: str, reason: str) -> str:
         return kind.name
     if kind is InOrder:
         return f"{kind.name} (contiguous: {reason})"
+    if kind is Expanded:
+        return f"{kind.name} (expanded: {reason})"
     return kind.name if requested == kind.name else f"{kind.name} (no {Layerwise.name}: {reason})"
 
 
@@ -248,7 +257,7 @@ class _Trial:
         self.failure = self.alone = self.doubt = ""
         self.findings, self._activations = Findings("", False), inputs[:1].numel()
         self._own = next(p.dtype for p in model.parameters() if p.requires_grad)
-        self._engines: dict[tuple[type[PerExample], nn.Module], PerExample] = {}
+        self._engines: dict[tuple[_Construct, nn.Module], PerExample] = {}
         # Every norm affects the sum: no two rows are scaled by the same factor.
         self.plan = StepPlan(Block(codec=Everything(layout.dim), bound=normalize(1.0, regulariser=0.01)))
         for size in (_EXAMPLES, 1):
@@ -302,12 +311,30 @@ class _Trial:
             findings = try_passes(self._model, self._loss, alone)
             self.findings = Findings(self.findings.reads or findings.reads, self.findings.draws or findings.draws)
 
-    def verdict(self, kind: type[PerExample], note: str, *, unverified: str = "") -> _Verdict:
+    def informed(self, kind: type[PerExample]) -> _Construct:
+        """Returns an engine's type; for `Expanded`, with the shared uses of the model's float64 copy.
+
+        Raises:
+            Unsupported: if the engine does not support one of them.
+        """
+        if kind is not Expanded:
+            return kind
+        try:
+            return partial(
+                Expanded, uses=Expanded.uses_of(self._model, self._loss, self._layout, self._made_up(_EXAMPLES))
+            )
+        except Unsupported:
+            raise
+        except Exception as error:  # anything that a model raises on other parameters
+            raise Unsupported(f"fails on synthetic rows: {_line(error)}") from error
+        return partial(Expanded, uses=uses)
+
+    def verdict(self, kind: _Construct, note: str, *, unverified: str = "") -> _Verdict:
         """Returns the verdict that selects this kind of engine."""
         draws = self.findings.draws or bool(unverified)
         return _Verdict(kind, note, self._activations, draws, unverified)
 
-    def check(self, kind: type[PerExample], batches: Batches) -> None:
+    def check(self, kind: _Construct, batches: Batches) -> None:
         """Compares an engine's sums with plain autograd's, and sums over batches with and without an example.
 
         Raises:
@@ -337,7 +364,7 @@ class _Trial:
                     f"in a batch of {size} one example shows in another's gradient, by {error:.1e} of the largest entry"
                 )
 
-    def _run_in_own_precision(self, kind: type[PerExample]) -> None:
+    def _run_in_own_precision(self, kind: _Construct) -> None:
         """Runs the engine in the model's own precision, where it refuses autocast inside a model, which spares float64.
 
         Values are not compared, because rounding may change them by much.
@@ -350,7 +377,7 @@ class _Trial:
         x, y = (values.to(self._own) if values.is_floating_point() else values for values in (two.inputs, two.targets))
         self._sum(kind, SyntheticBatch(x, y, two.keys, two.neighbour.to(x)), own)
 
-    def _leave_one_out(self, kind: type[PerExample], size: int) -> float:
+    def _leave_one_out(self, kind: _Construct, size: int) -> float:
         """Returns the change of the sum beyond a removed example's own contribution, relative to the largest entry."""
         examples = self._made_up(size)
         whole, worst = self._sum(kind, examples), 0.0
@@ -361,7 +388,7 @@ class _Trial:
             worst = max(worst, _distance(whole, without + alone))
         return worst
 
-    def _sum(self, kind: type[PerExample], examples: SyntheticBatch, model: nn.Module | None = None) -> Tensor:
+    def _sum(self, kind: _Construct, examples: SyntheticBatch, model: nn.Module | None = None) -> Tensor:
         engine = self.made(kind, self._model if model is None else model)
         try:
             with entries(examples.keys if self.findings.draws else None):
@@ -372,7 +399,7 @@ class _Trial:
             raise Unsupported(f"fails on synthetic rows: {_line(error)}") from error
         return total
 
-    def made(self, kind: type[PerExample], model: nn.Module) -> PerExample:
+    def made(self, kind: _Construct, model: nn.Module) -> PerExample:
         """Returns the engine of this kind for a model, constructed once."""
         if (kind, model) not in self._engines:
             loss = self._untouched_loss if model is self._original else self._loss

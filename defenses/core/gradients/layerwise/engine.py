@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -27,15 +27,17 @@ from torch.nn.utils import parametrize
 
 from ...plan.defense import StepPlan
 from ...plan.layout import Layout
+from ..checks.synthetic_examples import SyntheticBatch
 from ..engines.interface import PerExample, Unsupported
 from ..reference import Loss, ModelFunction
 from ..reference_sums import added_up
 from .block_sums import BatchGradients, served
 from .buffers import BufferPool, Buffers
-from .factors import FactoredGradient, Mapped, Summed, parts
-from .layers.rules import KNOWN, refuse_settings
+from .factors import FactoredGradient, GradientRows, Mapped, Summed, parts
+from .layers.rules import refuse_settings, rule_of
 from .masks import Spans
-from .recorder import Use, record
+from .recorder import Leaf, Use, record
+from .shared_uses import SharedUses, aligned, find_uses, not_held
 
 _SMALL = 2**18  # entries of a first layer's output, up to which the cost of a graph node (`_Begin`) is noticeable
 
@@ -80,6 +82,7 @@ class Layerwise(PerExample):
     name: ClassVar[str] = "layerwise"
     last: ClassVar[bool] = True
     """True if images have their channels last in memory."""
+    _uses = SharedUses()
 
     def __init__(self, model: nn.Module, loss: Loss, layout: Layout) -> None:
         """Finds every trained parameter in a supported layer.
@@ -88,7 +91,10 @@ class Layerwise(PerExample):
             Unsupported: names the first parameter outside of the supported layers.
         """
         super().__init__(model, loss, layout)
-        self._pool, self._slots = BufferPool(), _slots(model, layout)
+        self._pool, (self._slots, bare) = BufferPool(), known_slots(model, layout)
+        for name in bare:
+            if name not in self._uses.bare:
+                raise Unsupported(not_held(model, name))
         self._forward = ModelFunction(model)
         # Kernels to pass channels-last; a parametrised kernel is computed in the forward pass, in its own order.
         self._kernels = [
@@ -97,7 +103,7 @@ class Layerwise(PerExample):
             for slot in slots
             if type(layer) is nn.Conv2d and slot.role == "weight" and slot.source is None
         ]
-        self._rules = {layer: KNOWN[parametrize.type_before_parametrizations(layer)] for layer in self._slots}
+        self._rules = {layer: rule for layer in self._slots if (rule := rule_of(layer)) is not None}
         self._layers = {module: name for name, module in model.named_modules() if module in self._slots}
         self._first_biases: dict[str, int] = {}  # with the number of their layers' outputs per entry
         # Smallest number of images that are arranged channels last: two for PyTorch's InstanceNorm, which has wrong
@@ -216,7 +222,22 @@ class Layerwise(PerExample):
             if numbers * inputs.shape[0] <= _SMALL
         }
         met = {**values, **starting} if starting else values
-        record(lambda batch: forward(met, batch), self._layers, inputs, targets, self.loss, take, buffers, self._begins)
+        leaves: list[Leaf] = []
+        for name, alignment in self._uses.bare.items():
+            leaf = met[name] = aligned(values[name], alignment, inputs.shape[0]).detach().requires_grad_()
+            leaves.append((leaf, partial(_enter_rows, terms_by_names, name, views)))
+        record(
+            lambda batch: forward(met, batch),
+            self._layers,
+            inputs,
+            targets,
+            self.loss,
+            take,
+            buffers,
+            self._begins,
+            leaves,
+            self._uses.calls,
+        )
         return BatchGradients(
             terms=tuple(_of_parameters(terms_by_names, spans, examples)),
             dim=self.layout.dim,
@@ -261,6 +282,40 @@ class InOrder(Layerwise):
 
     def _arranged_weights(self, trained: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
         return {}
+
+
+class Expanded(InOrder):
+    """`InOrder` for models that use parameters of no known layer, or a layer's output, once for the whole batch.
+
+    A copy of each takes its place for every entry (`shared_uses.py`).
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, layout: Layout, uses: SharedUses) -> None:
+        """Takes the shared uses of a model that differs from this one in its trained weights at most."""
+        self._uses = uses
+        super().__init__(model, loss, layout)
+
+    @classmethod
+    def uses_of(cls, model: nn.Module, loss: Loss, layout: Layout, examples: SyntheticBatch) -> SharedUses:
+        """Returns the shared uses of a model, from passes over synthetic examples in float64 (`find_uses`)."""
+        slots, bare = known_slots(model, layout)
+        return find_uses(model, loss, list(slots), bare, examples)
+
+    def bytes_per_entry(self, activations: int, itemsize: int) -> int:
+        """Adds rows of parameters that no layer holds."""
+        spans = zip(self.layout.names, self.layout.sizes, strict=True)
+        return super().bytes_per_entry(
+            activations + sum(size for name, size in spans if name in self._uses.bare), itemsize
+        )
+
+
+def _enter_rows(
+    terms: dict[tuple[str, ...], list[FactoredGradient]], name: str, views: int, signals: Tensor | None
+) -> None:
+    """Enters the derivative by a parameter's copies, one for each entry, as its rows: means over an example's views."""
+    if signals is not None:
+        rows = signals.flatten(1) if signals.dim() > 1 else signals.unsqueeze(1)
+        terms[(name,)] = [GradientRows(rows if views == 1 else rows.unflatten(0, (-1, views)).mean(dim=1))]
 
 
 def _of_parameters(
@@ -324,15 +379,18 @@ def channels_last(inputs: Tensor) -> Tensor:
     return inputs.contiguous(memory_format=torch.channels_last)
 
 
-def _slots(model: nn.Module, layout: Layout) -> dict[nn.Module, list[_Slot]]:
-    """Returns the supported layers with trained parameters, and their roles; a shared parameter is in several."""
+def known_slots(model: nn.Module, layout: Layout) -> tuple[dict[nn.Module, list[_Slot]], list[str]]:
+    """Returns supported layers with trained parameters and their roles, and parameters that none of them holds.
+
+    A shared parameter is in several layers.
+    """
     # By identity: a tied weight has a single name in the layout, wherever it occurs.
     trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     names = {module: name for name, module in model.named_modules()}
     slots: dict[nn.Module, list[_Slot]] = {}
     missing = set(layout.names)
     for layer, place in names.items():
-        if parametrize.type_before_parametrizations(layer) not in KNOWN:
+        if rule_of(layer) is None:
             continue
         for role in ("weight", "bias"):
             if parametrize.is_parametrized(layer, role):
@@ -345,13 +403,9 @@ def _slots(model: nn.Module, layout: Layout) -> dict[nn.Module, list[_Slot]]:
                 refuse_settings(layer, place)
                 slots.setdefault(layer, []).append(_Slot(role, tuple(inner.values()), tuple(inner), source))
                 missing -= set(inner.values())
-    for name in layout.names:
-        if name in missing:
-            owner = model.get_submodule(name.rpartition(".")[0])
-            raise Unsupported(f"no known layer holds the parameter '{name}', which is one of a {type(owner).__name__}")
     # Squares of terms add up as |a|² + |b|², which is |a + b|² only if no parameter is in two of them.
     _refuse_overlaps({slot.names for layer_slots in slots.values() for slot in layer_slots})
-    return slots
+    return slots, [name for name in layout.names if name in missing]
 
 
 def _refuse_overlaps(groups: set[tuple[str, ...]]) -> None:

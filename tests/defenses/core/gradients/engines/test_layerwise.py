@@ -51,7 +51,6 @@ from .strategies import architectures
 UNKNOWN = {
     "conv3d": "is one of a Conv3d",
     "conv_transpose2d": "is one of a ConvTranspose2d",
-    "rms_norm": "is one of a RMSNorm",
     "bare_scale": "is one of a Scale",
     "bare_shift_at_top": "no known layer holds the parameter 'shift'",
     "prelu": "is one of a PReLU",
