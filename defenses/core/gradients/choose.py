@@ -14,9 +14,8 @@ only: vmap calls the model with a single example.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +25,9 @@ from ..plan.codec import Everything
 from ..plan.defense import Block, StepPlan
 from ..plan.layout import Layout
 from ..randomness.record_draws import entries, one_pass, record_keys, words
+from .checks.branches import Answers
 from .checks.fingerprint import UnknownContent, architecture, digest
-from .checks.model_checks import Findings, Refused, copied_loss, fresh, loss_state, try_first, try_passes
+from .checks.model_checks import Findings, Refused, copied_loss, fresh, loss_state, try_first, try_passes, value_read
 from .checks.synthetic_examples import NOT_DECLARED, Domains, SyntheticBatch, classes_of, inputs_for, inputs_of
 from .engines.batches import Batches
 from .engines.interface import PerExample, Unsupported
@@ -184,6 +184,8 @@ def _choose(name: str, trial: _Trial, batches: Batches) -> _Verdict:
     for kind in _ways(name):
         if reads := trial.findings.reads:
             reason = f"reads values of its inputs, by {reads}"
+            if kind is Layerwise and (answered := trial.answered(batches)) is not None:
+                return trial.verdict(answered, f"{kind.name} (branches fixed: {reason})")
             break
         if trial.doubt and kind is not TorchFunc:  # torch.func separates examples by construction
             reason = reason or f"not checked in float64: {trial.doubt}"
@@ -255,6 +257,7 @@ class _Trial:
         self._original, self._untouched_loss, self._layout = model, loss, layout
         self._inputs, self._targets, self._domains = inputs, targets, domains
         self.failure = self.alone = self.doubt = ""
+        self._padding: tuple[float, float] | None = None
         self.findings, self._activations = Findings("", False), inputs[:1].numel()
         self._own = next(p.dtype for p in model.parameters() if p.requires_grad)
         self._engines: dict[tuple[_Construct, nn.Module], PerExample] = {}
@@ -320,14 +323,63 @@ class _Trial:
         if kind is not Expanded:
             return kind
         try:
-            return partial(
-                Expanded, uses=Expanded.uses_of(self._model, self._loss, self._layout, self._made_up(_EXAMPLES))
-            )
+            return Expanded.informed(self._model, self._loss, self._layout, self._made_up(_EXAMPLES))
         except Unsupported:
             raise
         except Exception as error:  # anything that a model raises on other parameters
             raise Unsupported(f"fails on synthetic rows: {_line(error)}") from error
-        return partial(Expanded, uses=uses)
+
+    def answered(self, batches: Batches) -> _Construct | None:
+        """Returns our engine with fixed answers to the model's questions about values (`branches.py`), if it is right.
+
+        Some synthetic examples end with copies of a value that may stand for padding. Those answers are tried that an
+        example gives alone, if others answer each of the questions otherwise, or are not asked.
+        """
+        for self._padding in () if self.doubt else self._padding_values():  # noqa: B020
+            examples = self._made_up(_EXAMPLES)
+            by_example = self._answers(examples)
+            for answers in dict.fromkeys(by_example):
+                differing = [
+                    any(other[k : k + 1] != answers[k : k + 1] for other in by_example) for k in range(len(answers))
+                ]
+                if answers and all(differing) and self._is_right(answers, examples, batches):
+                    return Expanded.informed(self._model, self._loss, self._layout, examples, answers)
+        self._padding = None
+        return None
+
+    def _is_right(self, answers: tuple[bool, ...], examples: SyntheticBatch, batches: Batches) -> bool:
+        """Returns whether our engine with these answers passes the check, and the model then reads no value."""
+        try:
+            if value_read(self._model, self._loss, examples, answers):
+                return False
+            self.check(Expanded.informed(self._model, self._loss, self._layout, examples, answers), batches)
+        except Exception:  # `Unsupported`, or anything that a model raises on the wrong branch
+            return False
+        return True
+
+    def _answers(self, examples: SyntheticBatch) -> list[tuple[bool, ...]]:
+        """Returns the model's own answers to its questions about each of the examples; none if it fails on one."""
+        by_example: list[tuple[bool, ...]] = []
+        for place in range(_EXAMPLES):
+            alone = examples.chosen(torch.tensor([place], device=examples.inputs.device))
+            with torch.no_grad(), entries(alone.keys), one_pass(), Answers() as answers:
+                try:
+                    self._model(alone.inputs)
+                except Exception:  # anything that a model raises on padded examples
+                    return []
+            by_example.append(tuple(answers.given))
+        return by_example
+
+    def _padding_values(self) -> Iterator[tuple[float, float]]:
+        """Yields values that may stand for padding, the lowest and highest of inputs, each with another value."""
+        tables = [layer.num_embeddings for layer in self._original.modules() if isinstance(layer, nn.Embedding)]
+        low, high = 0.0, float(min(tables, default=1) - 1)
+        if self._domains.inputs is not None:
+            bounds = (self._domains.inputs.low, self._domains.inputs.high)
+            low, high = float(torch.as_tensor(bounds[0]).max()), float(torch.as_tensor(bounds[1]).min())
+        for value in dict.fromkeys((0.0, 1.0, low, high)):
+            if low <= value <= high and low < high:
+                yield value, low if value > low else min(low + 1, high)
 
     def verdict(self, kind: _Construct, note: str, *, unverified: str = "") -> _Verdict:
         """Returns the verdict that selects this kind of engine."""
@@ -415,6 +467,12 @@ class _Trial:
             inputs.to(self._inputs.device, dtype)
             for inputs in inputs_of(self._values, (size, *self._inputs.shape[1:]), generator)
         )
+        if self._padding is not None and x.dim() > 1:
+            value, other = self._padding
+            x = x.masked_fill(x == value, other)
+            half = size - size // 2  # the first example, and its copies
+            for padded in (slice(0, 1), slice(half, half + size // 4)):
+                x[padded, x.shape[1] // 2 :] = value
         y = self._made_up_targets(size, generator)
         return SyntheticBatch(x, y, words(record_keys(x, y), 1, 0).flatten(), neighbour)
 

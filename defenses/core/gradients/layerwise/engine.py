@@ -27,8 +27,10 @@ from torch.nn.utils import parametrize
 
 from ...plan.defense import StepPlan
 from ...plan.layout import Layout
+from ..checks.branches import AnsweredModel
 from ..checks.synthetic_examples import SyntheticBatch
 from ..engines.interface import PerExample, Unsupported
+from ..engines.one_by_one import OneByOne
 from ..reference import Loss, ModelFunction
 from ..reference_sums import added_up
 from .block_sums import BatchGradients, served
@@ -287,26 +289,51 @@ class InOrder(Layerwise):
 class Expanded(InOrder):
     """`InOrder` for models that use parameters of no known layer, or a layer's output, once for the whole batch.
 
-    A copy of each takes its place for every entry (`shared_uses.py`).
+    A copy of each takes its place for every entry (`shared_uses.py`). Branches on values may have fixed answers
+    (`branches.py`).
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, layout: Layout, uses: SharedUses) -> None:
-        """Takes the shared uses of a model that differs from this one in its trained weights at most."""
-        self._uses = uses
+    def __init__(
+        self, model: nn.Module, loss: Loss, layout: Layout, uses: SharedUses, answers: Sequence[bool] = ()
+    ) -> None:
+        """Takes what was found out about a model that differs from this one in its trained weights at most.
+
+        Args:
+            model: the network.
+            loss: per-example loss.
+            layout: the trained parameters and their order.
+            uses: the model's shared uses.
+            answers: fixed answers to its questions about values.
+        """
+        self._uses, self._answers = uses, answers
         super().__init__(model, loss, layout)
+        if answers:
+            self._forward = AnsweredModel(model, answers)
 
     @classmethod
-    def uses_of(cls, model: nn.Module, loss: Loss, layout: Layout, examples: SyntheticBatch) -> SharedUses:
-        """Returns the shared uses of a model, from passes over synthetic examples in float64 (`find_uses`)."""
+    def informed(
+        cls, model: nn.Module, loss: Loss, layout: Layout, examples: SyntheticBatch, answers: Sequence[bool] = ()
+    ) -> partial[Expanded]:
+        """Returns the engine with a model's shared uses, from passes over synthetic examples in float64 (`find_uses`).
+
+        Raises:
+            Unsupported: if copies cannot take the place of a parameter.
+        """
         slots, bare = known_slots(model, layout)
-        return find_uses(model, loss, list(slots), bare, examples)
+        forward = AnsweredModel(model, answers) if answers else ModelFunction(model)
+        return partial(cls, uses=find_uses(model, forward, loss, list(slots), bare, examples), answers=tuple(answers))
+
+    def losses(
+        self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
+    ) -> Float[Tensor, "rows 1"]:
+        """Losses as the reference's; example by example for a model with branches on values."""
+        reference = OneByOne(self.model, self.loss, self.layout) if self._answers else super()
+        return reference.losses(inputs, targets, point=point, views=views)
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
         """Adds rows of parameters that no layer holds."""
-        spans = zip(self.layout.names, self.layout.sizes, strict=True)
-        return super().bytes_per_entry(
-            activations + sum(size for name, size in spans if name in self._uses.bare), itemsize
-        )
+        sizes = dict(zip(self.layout.names, self.layout.sizes, strict=True))
+        return super().bytes_per_entry(activations + sum(sizes[name] for name in self._uses.bare), itemsize)
 
 
 def _enter_rows(

@@ -58,12 +58,18 @@ def not_held(model: nn.Module, name: str) -> str:
 
 
 def find_uses(
-    model: nn.Module, loss: Loss, layers: Sequence[nn.Module], bare: Sequence[str], examples: SyntheticBatch
+    model: nn.Module,
+    forward: ModelFunction,
+    loss: Loss,
+    layers: Sequence[nn.Module],
+    bare: Sequence[str],
+    examples: SyntheticBatch,
 ) -> SharedUses:
     """Returns the shared uses of a model, from passes over synthetic examples.
 
     Args:
         model: a copy of the user's in float64.
+        forward: that model as a function.
         loss: per-example loss.
         layers: the known layers.
         bare: parameters that none of them holds.
@@ -72,7 +78,7 @@ def find_uses(
     Raises:
         Unsupported: for a parameter whose copies cannot take its place.
     """
-    forward, uses, generator = ModelFunction(model), dict[str, int](), torch.Generator().manual_seed(2)
+    uses, generator = dict[str, int](), torch.Generator().manual_seed(2)
 
     def outcome(batch: SyntheticBatch, at: Mapping[str, Tensor]) -> Tensor:
         with torch.no_grad(), entries(batch.keys), one_pass():

@@ -123,7 +123,7 @@ def test_a_parameter_that_copies_cannot_stand_for_goes_by_the_reference_and_the_
     ):
         choose("layerwise", *arguments)
     with pytest.raises(Unsupported, match=r"'scale', .*, and copies for each example cannot take its place") as caught:
-        Expanded.uses_of(made.model, cross_entropy, Layout.of(made.model), batch_of(made))
+        Expanded.informed(made.model, cross_entropy, Layout.of(made.model), batch_of(made))
     assert "\n" not in str(caught.value)
 
 
