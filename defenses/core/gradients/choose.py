@@ -25,7 +25,7 @@ from ..plan.codec import Everything
 from ..plan.defense import Block, StepPlan
 from ..plan.layout import Layout
 from ..randomness.record_draws import entries, one_pass, record_keys, words
-from .checks.branches import Answers
+from .checks.branches import BranchAnswers
 from .checks.fingerprint import UnknownContent, architecture, digest
 from .checks.model_checks import Findings, Refused, copied_loss, fresh, loss_state, try_first, try_passes, value_read
 from .checks.synthetic_examples import NOT_DECLARED, Domains, SyntheticBatch, classes_of, inputs_for, inputs_of
@@ -362,7 +362,7 @@ class _Trial:
         by_example: list[tuple[bool, ...]] = []
         for place in range(_EXAMPLES):
             alone = examples.chosen(torch.tensor([place], device=examples.inputs.device))
-            with torch.no_grad(), entries(alone.keys), one_pass(), Answers() as answers:
+            with torch.no_grad(), entries(alone.keys), one_pass(), BranchAnswers() as answers:
                 try:
                     self._model(alone.inputs)
                 except Exception:  # anything that a model raises on padded examples

@@ -29,7 +29,7 @@ _QUESTIONS: frozenset[Callable[..., Any]] = frozenset(
 )
 
 
-class Answers(TorchFunctionMode):
+class BranchAnswers(TorchFunctionMode):
     """Records a model's answers to its questions about values, or answers them by fixed ones.
 
     Attributes:
@@ -59,12 +59,12 @@ class Answers(TorchFunctionMode):
 class AnsweredModel(ModelFunction):
     """A model as a function whose questions about values have fixed answers."""
 
-    def __init__(self, model: nn.Module, answers: Sequence[bool]) -> None:
-        """Takes the answers, in the order of the questions."""
+    def __init__(self, model: nn.Module, function: ModelFunction, answers: Sequence[bool]) -> None:
+        """Takes the model as a function, and the answers in the order of the questions."""
         super().__init__(model)
-        self._answers = answers
+        self._function, self._answers = function, answers
 
     def __call__(self, at: Mapping[str, Tensor], batch: Tensor) -> Any:
         """Returns the outputs."""
-        with Answers(self._answers):
-            return super().__call__(at, batch)
+        with BranchAnswers(self._answers):
+            return self._function(at, batch)

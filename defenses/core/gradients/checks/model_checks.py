@@ -42,7 +42,7 @@ from ...randomness.record_draws import entries, one_pass
 from ..numerics.full_precision import refuse_half_precision
 from ..power_iteration import buffers_of_power_iterations
 from ..reference import Loss
-from .branches import Answers
+from .branches import BranchAnswers
 from .fingerprint import digest, own_attributes
 from .synthetic_examples import SyntheticBatch, mapped, tensors_of
 
@@ -172,7 +172,7 @@ def try_first(model: nn.Module, loss: Loss, begun: SyntheticBatch, examples: Syn
 
 def value_read(model: nn.Module, loss: Loss, examples: SyntheticBatch, answers: Sequence[bool]) -> str:
     """Returns the operation that hands a value to Python in a pass with fixed answers; empty if none does."""
-    with Answers(answers):
+    with BranchAnswers(answers):
         return _pass(model, loss, examples).reads
 
 

@@ -36,6 +36,7 @@ from ..reference_sums import added_up
 from .block_sums import BatchGradients, served
 from .buffers import BufferPool, Buffers
 from .factors import FactoredGradient, GradientRows, Mapped, Summed, parts
+from .layers.attention import AttentionModel, Projection, Projections, projections_of
 from .layers.rules import refuse_settings, rule_of
 from .masks import Spans
 from .recorder import Leaf, Use, record
@@ -93,11 +94,11 @@ class Layerwise(PerExample):
             Unsupported: names the first parameter outside of the supported layers.
         """
         super().__init__(model, loss, layout)
-        self._pool, (self._slots, bare) = BufferPool(), known_slots(model, layout)
+        self._pool, (self._slots, bare) = BufferPool(), known_slots(model, layout, projections := projections_of(model))
         for name in bare:
             if name not in self._uses.bare:
                 raise Unsupported(not_held(model, name))
-        self._forward = ModelFunction(model)
+        self._forward = AttentionModel(model, projections) if projections else ModelFunction(model)
         # Kernels to pass channels-last; a parametrised kernel is computed in the forward pass, in its own order.
         self._kernels = [
             slot.names[0]
@@ -107,6 +108,7 @@ class Layerwise(PerExample):
         ]
         self._rules = {layer: rule for layer in self._slots if (rule := rule_of(layer)) is not None}
         self._layers = {module: name for name, module in model.named_modules() if module in self._slots}
+        self._layers |= {layer: layer.place for layer in self._slots if isinstance(layer, Projection)}
         self._first_biases: dict[str, int] = {}  # with the number of their layers' outputs per entry
         # Smallest number of images that are arranged channels last: two for PyTorch's InstanceNorm, which has wrong
         # derivatives for a single image (2.15, CPU); never without convolutions.
@@ -308,7 +310,7 @@ class Expanded(InOrder):
         self._uses, self._answers = uses, answers
         super().__init__(model, loss, layout)
         if answers:
-            self._forward = AnsweredModel(model, answers)
+            self._forward = AnsweredModel(model, self._forward, answers)
 
     @classmethod
     def informed(
@@ -319,8 +321,11 @@ class Expanded(InOrder):
         Raises:
             Unsupported: if copies cannot take the place of a parameter.
         """
-        slots, bare = known_slots(model, layout)
-        forward = AnsweredModel(model, answers) if answers else ModelFunction(model)
+        projections = projections_of(model)
+        slots, bare = known_slots(model, layout, projections)
+        forward = AttentionModel(model, projections) if projections else ModelFunction(model)
+        if answers:
+            forward = AnsweredModel(model, forward, answers)
         return partial(cls, uses=find_uses(model, forward, loss, list(slots), bare, examples), answers=tuple(answers))
 
     def losses(
@@ -406,7 +411,9 @@ def channels_last(inputs: Tensor) -> Tensor:
     return inputs.contiguous(memory_format=torch.channels_last)
 
 
-def known_slots(model: nn.Module, layout: Layout) -> tuple[dict[nn.Module, list[_Slot]], list[str]]:
+def known_slots(
+    model: nn.Module, layout: Layout, projections: Projections
+) -> tuple[dict[nn.Module, list[_Slot]], list[str]]:
     """Returns supported layers with trained parameters and their roles, and parameters that none of them holds.
 
     A shared parameter is in several layers.
@@ -414,6 +421,7 @@ def known_slots(model: nn.Module, layout: Layout) -> tuple[dict[nn.Module, list[
     # By identity: a tied weight has a single name in the layout, wherever it occurs.
     trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     names = {module: name for name, module in model.named_modules()}
+    names |= {layer: layer.place for layers in projections.values() for layer in layers}
     slots: dict[nn.Module, list[_Slot]] = {}
     missing = set(layout.names)
     for layer, place in names.items():

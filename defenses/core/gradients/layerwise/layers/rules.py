@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 from ...engines.interface import Unsupported
 from ..factors import FactoredGradient, GradientRows, Lookup
 from ..recorder import Use
+from .attention import Projection
 from .convolution import Convolution
 from .convolution_settings import Geometry, padding_of
 from .linear import Outer, OuterSum
@@ -131,6 +132,7 @@ LayerRule = Callable[..., FactoredGradients]
 
 KNOWN: Mapping[type[nn.Module], LayerRule] = {
     nn.Linear: linear,
+    Projection: linear,
     nn.Conv1d: convolution,
     nn.Conv2d: convolution,
     nn.GroupNorm: group_norm,

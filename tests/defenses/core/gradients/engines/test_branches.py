@@ -20,7 +20,7 @@ from leakbench.defenses.core import (
     clipped_sums,
     cross_entropy,
 )
-from leakbench.defenses.core.gradients.checks.branches import Answers
+from leakbench.defenses.core.gradients.checks.branches import BranchAnswers
 from leakbench.defenses.core.gradients.choose import choose
 from leakbench.defenses.core.gradients.engines.interface import Unsupported
 from leakbench.defenses.core.gradients.engines.one_by_one import OneByOne
@@ -166,11 +166,11 @@ def test_queries_about_losses_are_answered_example_by_example():
 
 
 def test_more_questions_than_in_the_check_are_refused():
-    with Answers((True,)) as answers:
+    with BranchAnswers((True,)) as answers:
         assert bool(torch.tensor([0.0, 1.0]).all()) and answers.given == [True]
         with pytest.raises(Unsupported, match="a model must ask 1 questions about values, as in its check, got more"):
             bool(torch.tensor(1.0))
-    with Answers() as answers:
+    with BranchAnswers() as answers:
         assert 1 in torch.tensor([1, 2]) and not torch.equal(torch.ones(1), torch.ones(2))
         assert torch.ones(2).sum().item() == 2 and torch.ones(1).bool().item()
     assert answers.given == [True, False, True]

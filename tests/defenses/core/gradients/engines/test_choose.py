@@ -34,7 +34,6 @@ from .architectures import NAMES, problem
 from .duties import by_loop
 
 FALLS_BACK = {
-    "attention": "no layerwise: no known layer holds the parameter 'attention.in_proj_weight'",
     "batch_second": "no layerwise: layer 'inner' must have the batch as its first dimension",
     "prelu": "no layerwise: no known layer holds the parameter '1.weight', which is one of a PReLU",
     "tied_by_function": "no layerwise: differs from the reference by",
