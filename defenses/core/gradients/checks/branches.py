@@ -4,12 +4,13 @@ Models ask `if mask.all():` to take a faster path without the mask. The answer d
 model would need a pass per example. Where every answer leads to an example's own gradient, one answer serves all
 batches: the model then reads no value, and is executed as any other.
 
-`choose.py` fixes answers only if synthetic examples, each alone, give both answers to each question, and the engine
-with fixed answers has the gradients that plain autograd has with the model's own.
+`choose.py` fixes answers only if some synthetic examples, each alone, answer each question otherwise or are not asked,
+and the engine with fixed answers has the gradients that plain autograd has with the model's own.
 
 Guarantee:
     With fixed answers no value of an example decides which operations are executed on another. This holds for any
-    answers; the comparison shows that they do not change what is trained.
+    answers. That they do not change what is trained is shown on synthetic examples alone: a question that is asked only
+    after certain answers may have an answer that no synthetic example gives.
 """
 
 from __future__ import annotations

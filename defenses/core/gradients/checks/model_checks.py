@@ -11,7 +11,8 @@ The checks cover:
   refused, because it is a release without noise, and carries one batch into the next;
 * draws from a random generator, which depend on an example's place: refused, except draws by record
   (`drawn_functions.py`);
-* data-dependent control flow, in which Python code reads tensor values: such a model gets one example at a time;
+* data-dependent control flow, in which Python code reads tensor values: such a model gets one example at a time, or
+  fixed answers if its branches lead to the same gradients (`branches.py`);
 * examples that affect each other's gradients: in `choose.py`, by comparing batches with and without an example.
 
 This is a best-effort search: it finds effects that show on synthetic examples, in batches of a few sizes, including
