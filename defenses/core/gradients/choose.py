@@ -14,6 +14,7 @@ only: vmap calls the model with a single example.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,14 +25,15 @@ from ..plan.codec import Everything
 from ..plan.defense import Block, StepPlan
 from ..plan.layout import Layout
 from ..randomness.record_draws import entries, one_pass, record_keys, words
+from .checks.branches import BranchAnswers
 from .checks.fingerprint import UnknownContent, architecture, digest
-from .checks.model_checks import Findings, Refused, copied_loss, fresh, loss_state, try_first, try_passes
+from .checks.model_checks import Findings, Refused, copied_loss, fresh, loss_state, try_first, try_passes, value_read
 from .checks.synthetic_examples import NOT_DECLARED, Domains, SyntheticBatch, classes_of, inputs_for, inputs_of
 from .engines.batches import Batches
 from .engines.interface import PerExample, Unsupported
 from .engines.one_by_one import OneByOne
 from .engines.torch_func import TorchFunc
-from .layerwise.engine import InOrder, Layerwise
+from .layerwise.engine import Expanded, InOrder, Layerwise
 from .reference import Loss, ModelFunction
 
 AUTO = "auto"
@@ -99,7 +101,7 @@ def choose(
     key = _key(name, model, loss, layout, inputs, targets, batches, domains)
     if key in _verdicts:
         verdict = _verdicts[key]
-        return verdict.choice(verdict.kind(model, loss, layout))
+        return verdict.choice(verdict.construct(model, loss, layout))
     state = loss_state(loss)
     # The checks must not advance the global generators: the run draws the same numbers with and without them.
     with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
@@ -110,7 +112,7 @@ def choose(
         _verdicts[key] = verdict
         while len(_verdicts) > _REMEMBERED:
             _verdicts.pop(next(iter(_verdicts)))  # the oldest
-    return verdict.choice(trial.made(verdict.kind, model))
+    return verdict.choice(trial.made(verdict.construct, model))
 
 
 def forget() -> None:
@@ -118,11 +120,15 @@ def forget() -> None:
     _verdicts.clear()
 
 
+_Construct = Callable[[nn.Module, Loss, Layout], PerExample]
+"""An engine's type, or one with what the trial found out about the model."""
+
+
 @dataclass(frozen=True)
 class _Verdict:
     """Outcome of a model's checks: a `ChosenEngine` without the engine, which would keep its model alive."""
 
-    kind: type[PerExample]
+    construct: _Construct
     note: str
     activations: int
     draws: bool
@@ -178,16 +184,19 @@ def _choose(name: str, trial: _Trial, batches: Batches) -> _Verdict:
     for kind in _ways(name):
         if reads := trial.findings.reads:
             reason = f"reads values of its inputs, by {reads}"
+            if kind is Layerwise and (answered := trial.answered(batches)) is not None:
+                return trial.verdict(answered, f"{kind.name} (branches fixed: {reason})")
             break
         if trial.doubt and kind is not TorchFunc:  # torch.func separates examples by construction
             reason = reason or f"not checked in float64: {trial.doubt}"
             continue
         try:
-            trial.check(kind, batches)
+            construct = trial.informed(kind)
+            trial.check(construct, batches)
         except Unsupported as why:
             reason = _joined(reason, kind, str(why))
             continue
-        return trial.verdict(kind, _note(kind, name, reason))
+        return trial.verdict(construct, _note(kind, name, reason))
     if name != AUTO:
         raise ValueError(f"engine '{name}' cannot run this model: {reason}")
     return trial.verdict(OneByOne, f"{OneByOne.name} (no {Layerwise.name}: {reason})")
@@ -195,9 +204,9 @@ def _choose(name: str, trial: _Trial, batches: Batches) -> _Verdict:
 
 def _ways(name: str) -> tuple[type[PerExample], ...]:
     if name == AUTO:
-        return (Layerwise, InOrder, TorchFunc)
+        return (Layerwise, InOrder, Expanded, TorchFunc)
     if name == Layerwise.name:
-        return (Layerwise, InOrder)
+        return (Layerwise, InOrder, Expanded)
     if name == TorchFunc.name:
         return (TorchFunc,)
     if name == "opacus":
@@ -221,6 +230,8 @@ def _note(kind: type[PerExample], requested: str, reason: str) -> str:
         return kind.name
     if kind is InOrder:
         return f"{kind.name} (contiguous: {reason})"
+    if kind is Expanded:
+        return f"{kind.name} (expanded: {reason})"
     return kind.name if requested == kind.name else f"{kind.name} (no {Layerwise.name}: {reason})"
 
 
@@ -246,9 +257,10 @@ class _Trial:
         self._original, self._untouched_loss, self._layout = model, loss, layout
         self._inputs, self._targets, self._domains = inputs, targets, domains
         self.failure = self.alone = self.doubt = ""
+        self._padding: tuple[float, float] | None = None
         self.findings, self._activations = Findings("", False), inputs[:1].numel()
         self._own = next(p.dtype for p in model.parameters() if p.requires_grad)
-        self._engines: dict[tuple[type[PerExample], nn.Module], PerExample] = {}
+        self._engines: dict[tuple[_Construct, nn.Module], PerExample] = {}
         # Every norm affects the sum: no two rows are scaled by the same factor.
         self.plan = StepPlan(Block(codec=Everything(layout.dim), bound=normalize(1.0, regulariser=0.01)))
         for size in (_EXAMPLES, 1):
@@ -302,12 +314,79 @@ class _Trial:
             findings = try_passes(self._model, self._loss, alone)
             self.findings = Findings(self.findings.reads or findings.reads, self.findings.draws or findings.draws)
 
-    def verdict(self, kind: type[PerExample], note: str, *, unverified: str = "") -> _Verdict:
+    def informed(self, kind: type[PerExample]) -> _Construct:
+        """Returns an engine's type; for `Expanded`, with the shared uses of the model's float64 copy.
+
+        Raises:
+            Unsupported: if the engine does not support one of them.
+        """
+        if kind is not Expanded:
+            return kind
+        try:
+            return Expanded.informed(self._model, self._loss, self._layout, self._made_up(_EXAMPLES))
+        except Unsupported:
+            raise
+        except Exception as error:  # anything that a model raises on other parameters
+            raise Unsupported(f"fails on synthetic rows: {_line(error)}") from error
+
+    def answered(self, batches: Batches) -> _Construct | None:
+        """Returns our engine with fixed answers to the model's questions about values (`branches.py`), if it is right.
+
+        Some synthetic examples end with copies of a value that may stand for padding. Those answers are tried that an
+        example gives alone, if others answer each of the questions otherwise, or are not asked.
+        """
+        for self._padding in () if self.doubt else self._padding_values():  # noqa: B020
+            examples = self._made_up(_EXAMPLES)
+            by_example = self._answers(examples)
+            for answers in dict.fromkeys(by_example):
+                differing = [
+                    any(other[k : k + 1] != answers[k : k + 1] for other in by_example) for k in range(len(answers))
+                ]
+                if answers and all(differing) and self._is_right(answers, examples, batches):
+                    return Expanded.informed(self._model, self._loss, self._layout, examples, answers)
+        self._padding = None
+        return None
+
+    def _is_right(self, answers: tuple[bool, ...], examples: SyntheticBatch, batches: Batches) -> bool:
+        """Returns whether our engine with these answers passes the check, and the model then reads no value."""
+        try:
+            if value_read(self._model, self._loss, examples, answers):
+                return False
+            self.check(Expanded.informed(self._model, self._loss, self._layout, examples, answers), batches)
+        except Exception:  # `Unsupported`, or anything that a model raises on the wrong branch
+            return False
+        return True
+
+    def _answers(self, examples: SyntheticBatch) -> list[tuple[bool, ...]]:
+        """Returns the model's own answers to its questions about each of the examples; none if it fails on one."""
+        by_example: list[tuple[bool, ...]] = []
+        for place in range(_EXAMPLES):
+            alone = examples.chosen(torch.tensor([place], device=examples.inputs.device))
+            with torch.no_grad(), entries(alone.keys), one_pass(), BranchAnswers() as answers:
+                try:
+                    self._model(alone.inputs)
+                except Exception:  # anything that a model raises on padded examples
+                    return []
+            by_example.append(tuple(answers.given))
+        return by_example
+
+    def _padding_values(self) -> Iterator[tuple[float, float]]:
+        """Yields values that may stand for padding, the lowest and highest of inputs, each with another value."""
+        tables = [layer.num_embeddings for layer in self._original.modules() if isinstance(layer, nn.Embedding)]
+        low, high = 0.0, float(min(tables, default=1) - 1)
+        if self._domains.inputs is not None:
+            bounds = (self._domains.inputs.low, self._domains.inputs.high)
+            low, high = float(torch.as_tensor(bounds[0]).max()), float(torch.as_tensor(bounds[1]).min())
+        for value in dict.fromkeys((0.0, 1.0, low, high)):
+            if low <= value <= high and low < high:
+                yield value, low if value > low else min(low + 1, high)
+
+    def verdict(self, kind: _Construct, note: str, *, unverified: str = "") -> _Verdict:
         """Returns the verdict that selects this kind of engine."""
         draws = self.findings.draws or bool(unverified)
         return _Verdict(kind, note, self._activations, draws, unverified)
 
-    def check(self, kind: type[PerExample], batches: Batches) -> None:
+    def check(self, kind: _Construct, batches: Batches) -> None:
         """Compares an engine's sums with plain autograd's, and sums over batches with and without an example.
 
         Raises:
@@ -337,7 +416,7 @@ class _Trial:
                     f"in a batch of {size} one example shows in another's gradient, by {error:.1e} of the largest entry"
                 )
 
-    def _run_in_own_precision(self, kind: type[PerExample]) -> None:
+    def _run_in_own_precision(self, kind: _Construct) -> None:
         """Runs the engine in the model's own precision, where it refuses autocast inside a model, which spares float64.
 
         Values are not compared, because rounding may change them by much.
@@ -350,7 +429,7 @@ class _Trial:
         x, y = (values.to(self._own) if values.is_floating_point() else values for values in (two.inputs, two.targets))
         self._sum(kind, SyntheticBatch(x, y, two.keys, two.neighbour.to(x)), own)
 
-    def _leave_one_out(self, kind: type[PerExample], size: int) -> float:
+    def _leave_one_out(self, kind: _Construct, size: int) -> float:
         """Returns the change of the sum beyond a removed example's own contribution, relative to the largest entry."""
         examples = self._made_up(size)
         whole, worst = self._sum(kind, examples), 0.0
@@ -361,7 +440,7 @@ class _Trial:
             worst = max(worst, _distance(whole, without + alone))
         return worst
 
-    def _sum(self, kind: type[PerExample], examples: SyntheticBatch, model: nn.Module | None = None) -> Tensor:
+    def _sum(self, kind: _Construct, examples: SyntheticBatch, model: nn.Module | None = None) -> Tensor:
         engine = self.made(kind, self._model if model is None else model)
         try:
             with entries(examples.keys if self.findings.draws else None):
@@ -372,7 +451,7 @@ class _Trial:
             raise Unsupported(f"fails on synthetic rows: {_line(error)}") from error
         return total
 
-    def made(self, kind: type[PerExample], model: nn.Module) -> PerExample:
+    def made(self, kind: _Construct, model: nn.Module) -> PerExample:
         """Returns the engine of this kind for a model, constructed once."""
         if (kind, model) not in self._engines:
             loss = self._untouched_loss if model is self._original else self._loss
@@ -388,6 +467,12 @@ class _Trial:
             inputs.to(self._inputs.device, dtype)
             for inputs in inputs_of(self._values, (size, *self._inputs.shape[1:]), generator)
         )
+        if self._padding is not None and x.dim() > 1:
+            value, other = self._padding
+            x = x.masked_fill(x == value, other)
+            half = size - size // 2  # the first example, and its copies
+            for padded in (slice(0, 1), slice(half, half + size // 4)):
+                x[padded, x.shape[1] // 2 :] = value
         y = self._made_up_targets(size, generator)
         return SyntheticBatch(x, y, words(record_keys(x, y), 1, 0).flatten(), neighbour)
 

@@ -11,7 +11,8 @@ The checks cover:
   refused, because it is a release without noise, and carries one batch into the next;
 * draws from a random generator, which depend on an example's place: refused, except draws by record
   (`drawn_functions.py`);
-* data-dependent control flow, in which Python code reads tensor values: such a model gets one example at a time;
+* data-dependent control flow, in which Python code reads tensor values: such a model gets one example at a time, or
+  fixed answers if its branches lead to the same gradients (`branches.py`);
 * examples that affect each other's gradients: in `choose.py`, by comparing batches with and without an example.
 
 This is a best-effort search: it finds effects that show on synthetic examples, in batches of a few sizes, including
@@ -42,6 +43,7 @@ from ...randomness.record_draws import entries, one_pass
 from ..numerics.full_precision import refuse_half_precision
 from ..power_iteration import buffers_of_power_iterations
 from ..reference import Loss
+from .branches import BranchAnswers
 from .fingerprint import digest, own_attributes
 from .synthetic_examples import SyntheticBatch, mapped, tensors_of
 
@@ -167,6 +169,12 @@ def try_first(model: nn.Module, loss: Loss, begun: SyntheticBatch, examples: Syn
             "another: what it keeps would be released without noise, and carry one example into another's gradient; "
             "compute it in the model's `__init__`, from public data"
         )
+
+
+def value_read(model: nn.Module, loss: Loss, examples: SyntheticBatch, answers: Sequence[bool]) -> str:
+    """Returns the operation that hands a value to Python in a pass with fixed answers; empty if none does."""
+    with BranchAnswers(answers):
+        return _pass(model, loss, examples).reads
 
 
 def refuse_division_by_a_batch(loss: Loss, outputs: Any, targets: Tensor) -> None:

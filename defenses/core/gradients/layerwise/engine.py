@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -28,17 +28,22 @@ from torch.nn.utils import parametrize
 from ...plan.defense import StepPlan
 from ...plan.layout import Layout
 from ...randomness.record_draws import current_keys
+from ..checks.branches import AnsweredModel
+from ..checks.synthetic_examples import SyntheticBatch
 from ..engines.interface import PerExample, Unsupported
+from ..engines.one_by_one import OneByOne
 from ..numerics.full_precision import passes_in
 from ..reference import Loss, ModelFunction
 from ..reference_sums import added_up
 from .block_sums import BatchGradients, served
 from .buffers import BufferPool, Buffers
 from .captured import CapturedPasses, capturable
-from .factors import FactoredGradient, Mapped, Summed, parts
-from .layers.rules import KNOWN, refuse_settings
+from .factors import FactoredGradient, GradientRows, Mapped, Summed, parts
+from .layers.attention import AttentionModel, Projection, Projections, projections_of
+from .layers.rules import refuse_settings, rule_of
 from .masks import Spans
-from .recorder import Use, record
+from .recorder import Leaf, Use, record
+from .shared_uses import SharedUses, aligned, find_uses, not_held
 
 _SMALL = 2**18  # entries of a first layer's output, up to which the cost of a graph node (`_Begin`) is noticeable
 
@@ -88,6 +93,7 @@ class Layerwise(PerExample):
     reduces: ClassVar[bool] = True
     last: ClassVar[bool] = True
     """True if images have their channels last in memory."""
+    _uses = SharedUses()
 
     def __init__(self, model: nn.Module, loss: Loss, layout: Layout) -> None:
         """Finds every trained parameter in a supported layer.
@@ -96,9 +102,12 @@ class Layerwise(PerExample):
             Unsupported: names the first parameter outside of the supported layers.
         """
         super().__init__(model, loss, layout)
-        self._pool, self._slots = BufferPool(), _slots(model, layout)
+        self._pool, (self._slots, bare) = BufferPool(), known_slots(model, layout, projections := projections_of(model))
+        for name in bare:
+            if name not in self._uses.bare:
+                raise Unsupported(not_held(model, name))
         self.graphs = CapturedPasses(model)
-        self._forward = ModelFunction(model)
+        self._forward = AttentionModel(model, projections) if projections else ModelFunction(model)
         # Kernels to pass channels-last; a parametrised kernel is computed in the forward pass, in its own order.
         self._kernels = [
             slot.names[0]
@@ -106,8 +115,9 @@ class Layerwise(PerExample):
             for slot in slots
             if type(layer) is nn.Conv2d and slot.role == "weight" and slot.source is None
         ]
-        self._rules = {layer: KNOWN[parametrize.type_before_parametrizations(layer)] for layer in self._slots}
+        self._rules = {layer: rule for layer in self._slots if (rule := rule_of(layer)) is not None}
         self._layers = {module: name for name, module in model.named_modules() if module in self._slots}
+        self._layers |= {layer: layer.place for layer in self._slots if isinstance(layer, Projection)}
         self._first_biases: dict[str, int] = {}  # with the number of their layers' outputs per entry
         # Smallest number of images that are arranged channels last: two for PyTorch's InstanceNorm, which has wrong
         # derivatives for a single image (2.15, CPU); never without convolutions.
@@ -245,7 +255,22 @@ class Layerwise(PerExample):
             if numbers * inputs.shape[0] <= _SMALL
         }
         met = {**values, **starting} if starting else values
-        record(lambda batch: forward(met, batch), self._layers, inputs, targets, self.loss, take, buffers, self._begins)
+        leaves: list[Leaf] = []
+        for name, alignment in self._uses.bare.items():
+            leaf = met[name] = aligned(values[name], alignment, inputs.shape[0]).detach().requires_grad_()
+            leaves.append((leaf, partial(_enter_rows, terms_by_names, name, views)))
+        record(
+            lambda batch: forward(met, batch),
+            self._layers,
+            inputs,
+            targets,
+            self.loss,
+            take,
+            buffers,
+            self._begins,
+            leaves,
+            self._uses.calls,
+        )
         return BatchGradients(
             terms=tuple(_of_parameters(terms_by_names, spans, examples)),
             dim=self.layout.dim,
@@ -290,6 +315,68 @@ class InOrder(Layerwise):
 
     def _arranged_weights(self, trained: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
         return {}
+
+
+class Expanded(InOrder):
+    """`InOrder` for models that use parameters of no known layer, or a layer's output, once for the whole batch.
+
+    A copy of each takes its place for every entry (`shared_uses.py`). Branches on values may have fixed answers
+    (`branches.py`).
+    """
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, layout: Layout, uses: SharedUses, answers: Sequence[bool] = ()
+    ) -> None:
+        """Takes what was found out about a model that differs from this one in its trained weights at most.
+
+        Args:
+            model: the network.
+            loss: per-example loss.
+            layout: the trained parameters and their order.
+            uses: the model's shared uses.
+            answers: fixed answers to its questions about values.
+        """
+        self._uses, self._answers = uses, answers
+        super().__init__(model, loss, layout)
+        if answers:
+            self._forward = AnsweredModel(model, self._forward, answers)
+
+    @classmethod
+    def informed(
+        cls, model: nn.Module, loss: Loss, layout: Layout, examples: SyntheticBatch, answers: Sequence[bool] = ()
+    ) -> partial[Expanded]:
+        """Returns the engine with a model's shared uses, from passes over synthetic examples in float64 (`find_uses`).
+
+        Raises:
+            Unsupported: if copies cannot take the place of a parameter.
+        """
+        projections = projections_of(model)
+        slots, bare = known_slots(model, layout, projections)
+        forward = AttentionModel(model, projections) if projections else ModelFunction(model)
+        if answers:
+            forward = AnsweredModel(model, forward, answers)
+        return partial(cls, uses=find_uses(model, forward, loss, list(slots), bare, examples), answers=tuple(answers))
+
+    def losses(
+        self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
+    ) -> Float[Tensor, "rows 1"]:
+        """Losses as the reference's; example by example for a model with branches on values."""
+        reference = OneByOne(self.model, self.loss, self.layout) if self._answers else super()
+        return reference.losses(inputs, targets, point=point, views=views)
+
+    def bytes_per_entry(self, activations: int, itemsize: int) -> int:
+        """Adds rows of parameters that no layer holds."""
+        sizes = dict(zip(self.layout.names, self.layout.sizes, strict=True))
+        return super().bytes_per_entry(activations + sum(sizes[name] for name in self._uses.bare), itemsize)
+
+
+def _enter_rows(
+    terms: dict[tuple[str, ...], list[FactoredGradient]], name: str, views: int, signals: Tensor | None
+) -> None:
+    """Enters the derivative by a parameter's copies, one for each entry, as its rows: means over an example's views."""
+    if signals is not None:
+        rows = signals.flatten(1) if signals.dim() > 1 else signals.unsqueeze(1)
+        terms[(name,)] = [GradientRows(rows if views == 1 else rows.unflatten(0, (-1, views)).mean(dim=1))]
 
 
 def _fresh(_layer: nn.Module, numbers: int, like: Tensor) -> Tensor:
@@ -358,15 +445,21 @@ def channels_last(inputs: Tensor) -> Tensor:
     return inputs.contiguous(memory_format=torch.channels_last)
 
 
-def _slots(model: nn.Module, layout: Layout) -> dict[nn.Module, list[_Slot]]:
-    """Returns the supported layers with trained parameters, and their roles; a shared parameter is in several."""
+def known_slots(
+    model: nn.Module, layout: Layout, projections: Projections
+) -> tuple[dict[nn.Module, list[_Slot]], list[str]]:
+    """Returns supported layers with trained parameters and their roles, and parameters that none of them holds.
+
+    A shared parameter is in several layers.
+    """
     # By identity: a tied weight has a single name in the layout, wherever it occurs.
     trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     names = {module: name for name, module in model.named_modules()}
+    names |= {layer: layer.place for layers in projections.values() for layer in layers}
     slots: dict[nn.Module, list[_Slot]] = {}
     missing = set(layout.names)
     for layer, place in names.items():
-        if parametrize.type_before_parametrizations(layer) not in KNOWN:
+        if rule_of(layer) is None:
             continue
         for role in ("weight", "bias"):
             if parametrize.is_parametrized(layer, role):
@@ -379,13 +472,9 @@ def _slots(model: nn.Module, layout: Layout) -> dict[nn.Module, list[_Slot]]:
                 refuse_settings(layer, place)
                 slots.setdefault(layer, []).append(_Slot(role, tuple(inner.values()), tuple(inner), source))
                 missing -= set(inner.values())
-    for name in layout.names:
-        if name in missing:
-            owner = model.get_submodule(name.rpartition(".")[0])
-            raise Unsupported(f"no known layer holds the parameter '{name}', which is one of a {type(owner).__name__}")
     # Squares of terms add up as |a|² + |b|², which is |a + b|² only if no parameter is in two of them.
     _refuse_overlaps({slot.names for layer_slots in slots.values() for slot in layer_slots})
-    return slots
+    return slots, [name for name in layout.names if name in missing]
 
 
 def _refuse_overlaps(groups: set[tuple[str, ...]]) -> None:

@@ -7,11 +7,12 @@ is known whether norms, sums or rows of them are needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
@@ -29,7 +30,10 @@ from ..numerics.full_precision import (
 from ..reference import Loss
 from .buffers import Buffers
 
+Leaf = tuple[Tensor, Callable[[Tensor | None], None]]
+"""Tensor that the graph begins with, and a receiver of its derivative."""
 _Call = tuple[GradientEdge, Callable[[Tensor | None], None]]
+_NONE_SHARED: Mapping[int, torch.Size] = {}
 # Outputs of all layers for a batch, up to which their derivatives are kept until the pass ends.
 _AT_ONCE = 2**20
 # Size of a tensor whose copy takes less time than a custom function in PyTorch's graph.
@@ -67,6 +71,8 @@ def record(
     take: Callable[[Use], None],
     buffers: Buffers | None = None,
     begins: Callable[[nn.Module, Tensor], None] = lambda _layer, _output: None,
+    leaves: Sequence[Leaf] = (),
+    shared: Mapping[int, torch.Size] = _NONE_SHARED,
 ) -> None:
     """Runs a batch forward and backward, and hands each call of a layer to `take` when the backward pass reaches it.
 
@@ -82,13 +88,16 @@ def record(
         take: receives each call that the loss depends on, in the order of the backward pass.
         buffers: passed on in each `Use`.
         begins: receives each layer whose input needs no gradient, with its output.
+        leaves: tensors of the graph that `forward` uses beside the inputs, and receivers of their derivatives.
+        shared: by number of the call, the input's shape in calls that are made once for all entries of the batch. Their
+            outputs are expanded to an output per entry, whose derivatives autograd does not add up.
 
     Raises:
         Unsupported: if a layer's input was changed in place after the call.
     """
     under_way = [True]
-    calls: list[_Call] = []
-    numbers = 0
+    calls: list[_Call] = [(get_gradient_edge(leaf), meet) for leaf, meet in leaves]
+    numbers = sum(leaf.numel() for leaf, _ in leaves)
     hand_over = _in_float32(take) if reduced() else take
 
     def note(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -99,6 +108,10 @@ def record(
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         if len(tensors) != 1 or not isinstance(output, Tensor):
             raise Unsupported(f"layer '{layers[layer]}' must map one tensor to one tensor, got {len(tensors)} tensors")
+        entering, version = tensors[0].detach(), tensors[0]._version
+        of_entries = entering
+        if shared and shared.get(len(calls) - len(leaves)) == entering.shape:
+            of_entries, output = (by_entry(values, len(inputs)) for values in (entering, output))
         if output._is_view():
             # An in-place change of a view, as by nn.ReLU(inplace=True) after a Linear with sequence dimensions, applies
             # to its base, and the backward pass then no longer uses the view's own node.
@@ -106,7 +119,6 @@ def record(
         if not output.requires_grad:
             begins(layer, output)
         traced = _traced(output)
-        entering, version = tensors[0].detach(), tensors[0]._version
         statistics = _statistics(output) if isinstance(layer, nn.GroupNorm) else None
 
         def meet(signals: Tensor | None) -> None:
@@ -114,7 +126,7 @@ def record(
             if entering._version != version:
                 raise Unsupported(f"the input of layer '{layers[layer]}' must not be changed in place after its call")
             if signals is not None:  # without a graph of its own, as all results of a backward pass
-                hand_over(Use(layer, layers[layer], entering, signals, statistics, buffers))
+                hand_over(Use(layer, layers[layer], of_entries, signals, statistics, buffers))
 
         # The node stays valid if the output is changed in place later. The edge keeps it alive if the model drops the
         # output: a Python `_Begin` node would be freed then up to PyTorch 2.13.
@@ -131,7 +143,7 @@ def record(
             attributes["forward"] = partial(note, layer, layer.forward)
         with torch.enable_grad(), one_pass(), forward_precision(device_type(inputs)):
             outputs = forward(inputs.detach())
-            losses = _losses(loss, mapped(outputs, widened) if reduced() else outputs, targets.detach())
+            losses = example_losses(loss, mapped(outputs, widened) if reduced() else outputs, targets.detach())
     finally:
         under_way.clear()
         for _, attributes, before in own:
@@ -149,6 +161,11 @@ def _in_float32(take: Callable[[Use], None]) -> Callable[[Use], None]:
             take(use._replace(inputs=widened(use.inputs), signals=widened(use.signals)))
 
     return hand_over
+
+
+def by_entry(values: Tensor, entries: int) -> Tensor:
+    """Returns values of all entries of a batch as a view with values for each: by the first dimension if it is 1."""
+    return values.expand(entries, *(values.shape[1:] if values.shape[:1] == (1,) else values.shape))
 
 
 def _restore(attributes: dict[str, Any], forward: Any) -> None:
@@ -233,7 +250,7 @@ def _switch(like: Tensor) -> Tensor:
     return torch.zeros((), dtype=like.dtype, device=like.device, requires_grad=True)
 
 
-def _losses(loss: Loss, outputs: Any, targets: Tensor) -> Tensor:
+def example_losses(loss: Loss, outputs: Any, targets: Tensor) -> Float[Tensor, " entries"]:
     """Returns the loss of each example; a function that averages over its batch is called on batches of one."""
     losses = loss(outputs, targets)
     if losses.shape == (targets.shape[0],):

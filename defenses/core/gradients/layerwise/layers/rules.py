@@ -13,10 +13,12 @@ from math import prod
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 from ...engines.interface import Unsupported
 from ..factors import FactoredGradient, GradientRows, Lookup
 from ..recorder import Use
+from .attention import Projection
 from .convolution import Convolution
 from .convolution_settings import Geometry, padding_of
 from .linear import Outer, OuterSum
@@ -95,6 +97,21 @@ def layer_norm(use: Use, layer: nn.LayerNorm, examples: int) -> FactoredGradient
     return {"weight": GradientRows(weight), "bias": GradientRows(bias)}
 
 
+def rms_norm(use: Use, layer: nn.RMSNorm, examples: int) -> FactoredGradients:
+    """RMSNorm over the last dimensions, whatever comes before them."""
+    normal = F.rms_norm(use.inputs, layer.normalized_shape, None, layer.eps)
+    return {"weight": GradientRows((normal * use.signals).reshape(examples, -1, prod(layer.normalized_shape)).sum(1))}
+
+
+def transposed_linear(use: Use, layer: nn.Module, examples: int) -> FactoredGradients:
+    """GPT-2's Conv1D, a linear layer whose weight is [in, out]: the factors change places."""
+    width, out = use.inputs.shape[-1], use.signals.shape[-1]
+    inputs, signals = use.inputs.reshape(examples, -1, width), use.signals.reshape(examples, -1, out)
+    if inputs.shape[1] == 1:
+        return {"weight": Outer(signals[:, 0], inputs[:, 0]), "bias": GradientRows(signals[:, 0])}
+    return {"weight": OuterSum(signals, inputs), "bias": GradientRows(signals.sum(dim=1))}
+
+
 def instance_norm(use: Use, layer: nn.InstanceNorm1d | nn.InstanceNorm2d, examples: int) -> FactoredGradients:
     """InstanceNorm without running statistics."""
     normal = F.instance_norm(use.inputs, eps=layer.eps)
@@ -112,16 +129,34 @@ def embedding(use: Use, layer: nn.Embedding, examples: int) -> FactoredGradients
     return {"weight": Lookup(entries, signals, vocabulary=layer.num_embeddings)}
 
 
-KNOWN: Mapping[type[nn.Module], Callable[..., FactoredGradients]] = {
+LayerRule = Callable[..., FactoredGradients]
+"""(use, layer, examples) -> the terms of the layer's parameters."""
+
+KNOWN: Mapping[type[nn.Module], LayerRule] = {
     nn.Linear: linear,
+    Projection: linear,
     nn.Conv1d: convolution,
     nn.Conv2d: convolution,
     nn.GroupNorm: group_norm,
     nn.LayerNorm: layer_norm,
+    nn.RMSNorm: rms_norm,
     nn.InstanceNorm1d: instance_norm,
     nn.InstanceNorm2d: instance_norm,
     nn.Embedding: embedding,
 }
+
+
+# Layers of libraries that are not imported here, by module and name of their type.
+_OF_OTHERS: Mapping[tuple[str, str], LayerRule] = {
+    ("transformers.pytorch_utils", "Conv1D"): transposed_linear,
+    ("timm.layers.norm", "LayerNorm"): layer_norm,
+}
+
+
+def rule_of(layer: nn.Module) -> LayerRule | None:
+    """Returns the rule of a layer; None for an unknown layer."""
+    kind = parametrize.type_before_parametrizations(layer)
+    return KNOWN.get(kind) or _OF_OTHERS.get((kind.__module__, kind.__qualname__))
 
 
 def refuse_settings(layer: nn.Module, name: str) -> None:

@@ -19,6 +19,7 @@ from .modules import (
     Bare,
     BarePositions,
     BatchSecond,
+    Conv1D,
     Folded,
     Language,
     Mean,
@@ -140,6 +141,15 @@ BUILDERS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
         lambda: classifier(SEQUENCE, nn.Linear(6, 5), nn.LayerNorm(5, elementwise_affine=False)),
     ),
     "rms_norm": (SEQUENCE, lambda: classifier(SEQUENCE, nn.Linear(6, 5), nn.RMSNorm(5), nn.Tanh())),
+    "rms_norm_two_of_four": (
+        PAIRS,
+        lambda: classifier(PAIRS, nn.Linear(6, 5), nn.RMSNorm([8, 5], eps=0.1), nn.Tanh(), nn.RMSNorm(5)),
+    ),
+    "transposed_linear": (VECTOR, lambda: classifier(VECTOR, Conv1D(5, 6), nn.Tanh(), Conv1D(7, 5), nn.Tanh())),
+    "transposed_linear_of_sequences": (
+        SEQUENCE,
+        lambda: classifier(SEQUENCE, Conv1D(5, 6), nn.Tanh(), Conv1D(7, 5), nn.Tanh()),
+    ),
     "instance_norm_signal": (
         SIGNAL,
         lambda: classifier(SIGNAL, nn.Conv1d(6, 6, 3), nn.InstanceNorm1d(6, affine=True), nn.ReLU()),

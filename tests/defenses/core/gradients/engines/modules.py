@@ -254,6 +254,21 @@ class BarePositions(nn.Module):
         return self.out(torch.tanh(self.words(inputs) + self.places).mean(dim=1))
 
 
+class Conv1D(nn.Module):
+    """GPT-2's linear layer, with a weight of [in, out], under the name by which the one of transformers is known."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.reshape(-1, self.nx), self.weight).view(*x.shape[:-1], self.nf)
+
+
+Conv1D.__module__ = "transformers.pytorch_utils"
+
+
 class Attention(nn.Module):
     """Self-attention: a layer of several inputs, outputs and parameters."""
 

@@ -51,12 +51,10 @@ from .strategies import architectures
 UNKNOWN = {
     "conv3d": "is one of a Conv3d",
     "conv_transpose2d": "is one of a ConvTranspose2d",
-    "rms_norm": "is one of a RMSNorm",
     "bare_scale": "is one of a Scale",
     "bare_shift_at_top": "no known layer holds the parameter 'shift'",
     "prelu": "is one of a PReLU",
     "bare_positions": "no known layer holds the parameter 'places'",
-    "attention": "is one of a MultiheadAttention",
 }
 # What the layers alone do not show; the check in float64 finds it, see test_choose.py.
 DECEPTIVE = {"tied_by_function", "weight_used_by_function", "batch_second", "positions_without_a_batch"}
