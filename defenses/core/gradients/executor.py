@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -152,8 +152,30 @@ def _modules(model: nn.Module) -> list[nn.Module]:
     return modules
 
 
-def _copied(values: Tensor, copies: int) -> Tensor:
-    return values if copies == 1 else values.repeat_interleave(copies, dim=0)
+class _Part(NamedTuple):
+    """A micro-batch.
+
+    Attributes:
+        chosen: its examples.
+        copies: number of entries for each of theirs.
+        size: number of examples of the pass, with padding; None without.
+    """
+
+    chosen: slice
+    copies: int = 1
+    size: int | None = None
+
+    @property
+    def counted(self) -> int | None:
+        """Number of examples that count; None without padding."""
+        return None if self.size is None else self.chosen.stop - self.chosen.start
+
+    def entered(self, values: Tensor, views: int) -> Tensor:
+        """Returns values of the entries of a pass, given those of the chosen examples: padded by the first's."""
+        if self.size is None:
+            return values if self.copies == 1 else values.repeat_interleave(self.copies, dim=0)
+        missing = self.size - len(values) // views
+        return values if not missing else torch.cat([values, *[values[:views]] * missing])
 
 
 def _per_example(sums: tuple[Tensor, ...], copies: int) -> tuple[Tensor, ...]:
@@ -363,15 +385,16 @@ class Engine:
                 sums = exact_sums(plan.plan, examples, units_of(plan, noise), like.device)
             return add_noise(plan, sums, noise, like.dtype, self.memory)
 
-        def sums_of(chosen: slice, copies: int) -> tuple[Tensor, ...]:
-            x, y, keys_of_part = part(chosen)
+        def sums_of(chosen: _Part) -> tuple[Tensor, ...]:
+            x, y, keys_of_part = part(chosen.chosen)
             x, y, keys_of_part = (
-                _copied(x, copies),
-                _copied(y, copies),
-                None if keys_of_part is None else _copied(keys_of_part, copies),
+                chosen.entered(x, views),
+                chosen.entered(y, views),
+                None if keys_of_part is None else chosen.entered(keys_of_part, views),
             )
             with entries(keys_of_part), full_precision(self._passes):
-                return _per_example(choice.engine.sums(plan.plan, x, y, views=views), copies)
+                sums = choice.engine.sums(plan.plan, x, y, views=views, counted=chosen.counted)
+            return _per_example(sums, chosen.copies)
 
         parts = self._micro_batches(choice, inputs.shape[0], like, sums_of)
         # `CipherNoise` accepts the sums of a single micro-batch unconverted, which saves four passes over float64.
@@ -380,7 +403,7 @@ class Engine:
         return add_noise(plan, sums, noise, like.dtype, self.memory)
 
     def _micro_batches(
-        self, choice: ChosenEngine, examples: int, like: Tensor, sums_of: Callable[[slice, int], tuple[Tensor, ...]]
+        self, choice: ChosenEngine, examples: int, like: Tensor, sums_of: Callable[[_Part], tuple[Tensor, ...]]
     ) -> list[tuple[Tensor, ...]]:
         """Returns the sums of each micro-batch; if a device's memory does not suffice, of micro-batches half as large.
 
@@ -390,14 +413,14 @@ class Engine:
             choice: the engine.
             examples: number of examples of the batch.
             like: a trained parameter.
-            sums_of: computes the sums of a span of examples, for a number of copies of each.
+            sums_of: computes the sums of a micro-batch.
         """
         while True:
             largest, sums = 0, []
             try:
-                for chosen, copies in self._fitting(choice, examples, self._batches(like), like):
-                    largest = max(largest, chosen.stop - chosen.start)
-                    sums.append(sums_of(chosen, copies))
+                for part in self._fitting(choice, examples, self._batches(like), like):
+                    largest = max(largest, part.size or part.chosen.stop - part.chosen.start)
+                    sums.append(sums_of(part))
                 return sums
             except torch.OutOfMemoryError:
                 if largest <= 1:
@@ -432,8 +455,8 @@ class Engine:
         self.prepare(inputs, targets)
         with full_precision(self._passes):
             answers = [
-                _per_example(engine.sums(plan, x, y, views=views), copies)
-                for engine, x, y, copies in self._entries(inputs, targets, views)
+                _per_example(engine.sums(plan, x, y, views=views, counted=part.counted), part.copies)
+                for engine, x, y, part in self._entries(inputs, targets, views)
             ]
         return totals(plan, answers, like.device)
 
@@ -458,16 +481,18 @@ class Engine:
         with full_precision(self._passes):
             answers = [
                 [
-                    (a[: len(a) // copies], b[: len(b) // copies])
+                    (a[: part.chosen.stop - part.chosen.start], b[: part.chosen.stop - part.chosen.start])
                     for a, b in engine.matched(plan, along, x, y, views=views)
                 ]
-                for engine, x, y, copies in self._entries(inputs, targets, views)
+                for engine, x, y, part in self._entries(inputs, targets, views)
             ]
         pairs = [[answer[number] for answer in answers] for number in range(len(plan.blocks))]
         return [(torch.cat([none, *(a for a, _ in p)]), torch.cat([none, *(b for _, b in p)])) for p in pairs]
 
-    def _entries(self, inputs: Tensor, targets: Tensor, views: int) -> Iterator[tuple[PerExample, Tensor, Tensor, int]]:
-        """Yields (engine, inputs, targets, copies) per micro-batch within the memory budget; refuses random layers."""
+    def _entries(
+        self, inputs: Tensor, targets: Tensor, views: int
+    ) -> Iterator[tuple[PerExample, Tensor, Tensor, _Part]]:
+        """Yields (engine, inputs, targets, part) per micro-batch within the memory budget; refuses random layers."""
         refuse_autocast(inputs)
         choice = self.prepare(inputs, targets)
         if choice.draws:
@@ -475,27 +500,34 @@ class Engine:
             raise ValueError(f"the model must draw nothing where its entries are given as they are, got {reason}")
         like = self._first()
         batches = self._batches(like)._replace(views=views)
-        for chosen, copies in self._fitting(choice, inputs.shape[0] // views, batches, like):
-            span = slice(chosen.start * views, chosen.stop * views)
-            yield choice.engine, _copied(inputs[span], copies), _copied(targets[span], copies), copies
+        for part in self._fitting(choice, inputs.shape[0] // views, batches, like):
+            span = slice(part.chosen.start * views, part.chosen.stop * views)
+            yield choice.engine, part.entered(inputs[span], views), part.entered(targets[span], views), part
 
     @staticmethod
-    def _fitting(choice: ChosenEngine, examples: int, batches: Batches, like: Tensor) -> Iterator[tuple[slice, int]]:
+    def _fitting(choice: ChosenEngine, examples: int, batches: Batches, like: Tensor) -> Iterator[_Part]:
         """Splits a batch into micro-batches (`Batches.micro_batch`), of which a lone entry is processed twice.
+
+        On a GPU all passes of the layerwise engine are of one public size, to which batches are padded. Libraries
+        choose other kernels for another size, and in TF32 the rows of all examples would then be rounded otherwise:
+        removing one example moved the others' sum by up to 4.7 bounds (256 copies of an example, emulated).
 
         A micro-batch of one entry runs through other kernels than a larger one. For a black image, say, rounding
         dominates the gradient that a GroupNorm passes back, and other rounding is another gradient: removing its only
         neighbour moved the sum by 1.36 bounds. A lone entry is therefore processed as two copies, unless every example
         is processed alone.
 
-        Yields:
-            Pairs of a span and the number of copies of each of its examples.
         """
         needed = choice.engine.bytes_per_entry(choice.activations, like.element_size())
         limit = batches.fitting(needed)
+        if choice.engine.reduces and not like.is_cpu:
+            size = batches.public_size(examples, needed)
+            for start in range(0, examples, size):
+                yield _Part(slice(start, min(start + size, examples)), size=size)
+            return
         for chosen in microbatches(examples, batches.micro_batch(examples, needed)):
             alone = batches.views * (chosen.stop - chosen.start) == 1
-            yield chosen, 2 if alone and limit > 1 else 1
+            yield _Part(chosen, copies=2 if alone and limit > 1 else 1)
 
     def release_memory(self) -> None:
         """Frees memory that is kept from batch to batch; the next batch allocates it anew."""

@@ -40,6 +40,20 @@ class Batches(NamedTuple):
         number = -(-examples // self.fitting(bytes_per_entry))
         return max(1, -(-examples // max(1, number)))
 
+    def public_size(self, examples: int, bytes_per_entry: int) -> int:
+        """Returns the size of passes whose kernels must not depend on the number of examples in the batch.
+
+        It follows from the expected batch, plus two standard deviations of a Poisson sample: larger batches, of which
+        there are 2 %, take a second pass. Without an expected batch, from the batch itself, rounded up by an eighth.
+
+        Args:
+            examples: in the batch.
+            bytes_per_entry: of the engine.
+        """
+        grain = max(1, 2 ** (examples.bit_length() - 1) // 8)
+        size = math.ceil(self.expected + 2 * math.sqrt(self.expected)) or -(-examples // grain) * grain
+        return min(self.fitting(bytes_per_entry), size)
+
     def sizes(self, bytes_per_entry: int) -> set[int]:
         """Returns the sizes, in entries, on which an engine is checked.
 

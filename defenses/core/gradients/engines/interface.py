@@ -90,7 +90,9 @@ class PerExample:
         entry_losses = per_example_losses(self.model, self.loss, self.layout, inputs, targets, parameters=point)
         return entry_losses.view(-1, views).mean(dim=1, keepdim=True)
 
-    def sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
+    def sums(
+        self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1, counted: int | None = None
+    ) -> tuple[Tensor, ...]:
         """Sums of the bounded contributions of a micro-batch to each block: private.
 
         Args:
@@ -98,7 +100,10 @@ class PerExample:
             inputs: `views` adjacent entries for each example, not empty.
             targets: as many.
             views: augmentations of each example.
+            counted: number of examples that count; the others are padding behind them. None for all.
         """
+        if counted is not None:
+            inputs, targets = inputs[: counted * views], targets[: counted * views]
         with torch.no_grad():
             return added_up(
                 plan,

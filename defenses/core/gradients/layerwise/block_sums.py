@@ -69,6 +69,7 @@ class BatchGradients:
         dim: length of a row.
         examples: number of rows.
         like: device and dtype of the rows.
+        counted: number of examples, from the first on, that count in sums; the others are padding.
         known: cached coefficients and least norms in the plan's subspaces, which several blocks may share.
         known_squares: cached squared norms of the coordinates of the plan's masks, which several blocks may share.
         known_masks: cached masks of the plan by `id`, split by parameter.
@@ -78,6 +79,7 @@ class BatchGradients:
     dim: int
     examples: int
     like: Tensor
+    counted: int
     known: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     known_squares: dict[int, Squares] = field(default_factory=dict, repr=False)
     known_masks: dict[int, SpanMasks] = field(default_factory=dict, repr=False)
@@ -131,7 +133,7 @@ class BatchGradients:
             return self._by_norm(block, block.query)
         kept, codec = _unmasked(block.codec)
         if isinstance(codec, Subspace):
-            return block.bound(*self._along(codec, kept)).sum(dim=0, dtype=torch.float64)
+            return block.bound(*self._along(codec, kept))[: self.counted].sum(dim=0, dtype=torch.float64)
         if block.bound.kind == "unbounded":
             # All factors are 1 and no norm is needed; a non-finite example is replaced by its row, which becomes zero.
             return self._weighted(block, torch.ones_like(self._finite, dtype=self.like.dtype), ~self._finite)
@@ -373,11 +375,13 @@ class BatchGradients:
     def _weighted(self, block: Block, factors: Tensor, doubtful: Tensor | None) -> Float[Tensor, " size"]:
         """Sum of rows times factors; rows of uncertain examples, if any, are formed and bounded by themselves."""
         terms, total = self.terms, None
+        if self.counted < self.examples:
+            factors[self.counted :] = 0.0
         if doubtful is not None and bool(doubtful.any()):
             factors = torch.where(doubtful, 0.0, factors)
             terms = self._without(doubtful)
             total = torch.zeros(block.codec.size, dtype=torch.float64, device=self.like.device)
-            for _, rows in self._some_rows(torch.nonzero(doubtful).flatten()):
+            for _, rows in self._some_rows(torch.nonzero(doubtful[: self.counted]).flatten()):
                 total += block.contributions(_gradients_of_rows(rows)).sum(dim=0, dtype=torch.float64)
         encoded = self._sum(terms, factors)
         if type(block.codec) is not Everything:
@@ -408,7 +412,7 @@ class BatchGradients:
 
     def _by_norm(self, block: Block, query: NormWithin) -> Float[Tensor, " size"]:
         """Sum of the answers to a query about the norm alone."""
-        return self._answered(block, query).sum(dim=0, dtype=torch.float64)
+        return self._answered(block, query)[: self.counted].sum(dim=0, dtype=torch.float64)
 
     def _answered(self, block: Block, query: NormWithin) -> Float[Tensor, "rows size"]:
         """Answers to a query about the norm alone; from rows if rounding might change the answer."""

@@ -5,8 +5,7 @@ an earlier pass on whatever its input tensors hold by then. The first graph ends
 computed from them as in any pass, by any bound, and copied into the second graph, which forms the weighted sum. What is
 rare (an example whose norm is uncertain, masks, rows) is computed from the tensors that the first replay left.
 
-Batches of Poisson sampling differ in size. They are padded with copies of their first example, whose factors are zero;
-a copy is finite if the example is, and an example that is not is removed together with all copies.
+Passes on a GPU are of one size (`executor.py`), so a model has one graph, as a rule.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...plan.codec import Everything
@@ -28,7 +27,7 @@ from .factors import FactoredGradient, Squares
 from .masks import Spans
 
 MOST_GRAPHS = 4
-"""Graphs of a model that are kept, each with the memory of a pass: sizes of batches that differ by an eighth."""
+"""Graphs of a model that are kept, each with the memory of a pass."""
 _AGREES = 1e-3  # relative difference of a replay from the pass that it was captured from, in float32
 
 PassOf = Callable[[Tensor, Tensor], BatchGradients]
@@ -43,39 +42,23 @@ def capturable(plan: StepPlan) -> bool:
     )
 
 
-def padded(examples: int) -> int:
-    """Returns the number of examples of the graph for a batch: at most an eighth more."""
-    grain = max(1, 2 ** (examples.bit_length() - 1) // 8)
-    return -(-examples // grain) * grain
-
-
 def addresses(model: nn.Module) -> tuple[int, ...]:
     """Returns where the model's tensors lie in memory, which a graph has fixed."""
     return tuple([values.data_ptr() for values in chain(model.parameters(), model.buffers())])
 
 
 class CapturedGradients(BatchGradients):
-    """Gradients of a replayed pass: those of the first examples of the graph's batch."""
+    """Gradients of a replayed pass."""
 
-    def __init__(self, of: CapturedPass, examples: int) -> None:
-        """Takes the graph after a replay, and the number of its examples that are not padding."""
-        super().__init__(of.gradients.terms, of.gradients.dim, examples, of.gradients.like)
+    def __init__(self, of: CapturedPass) -> None:
+        """Takes the graph after a replay."""
+        examples = of.gradients.examples
+        super().__init__(of.gradients.terms, of.gradients.dim, examples, of.gradients.like, examples)
         self._of = of
-        value, rounding = of.squares.value, of.squares.rounding
         # In the place of what the base class would compute at the first use.
-        vars(self)["_squares"] = Squares(value[:examples], None if rounding is None else rounding[:examples])
-
-    def rows(self, index: slice | Tensor = slice(None)) -> Float[Tensor, "some dim"]:
-        """Returns whole rows of some examples."""
-        if isinstance(index, slice):
-            index = torch.arange(self.examples, device=self.like.device)[index]
-        return super().rows(index)
-
-    def _without(self, doubtful: Bool[Tensor, " rows"]) -> tuple[tuple[Spans, FactoredGradient], ...]:
-        return super()._without(self._of.padding(doubtful, True))
+        vars(self)["_squares"] = of.squares
 
     def _sum(self, terms: tuple[tuple[Spans, FactoredGradient], ...], factors: Tensor) -> Float[Tensor, " dim"]:
-        factors = self._of.padding(factors, 0.0)
         return self._of.sum(factors) if terms is self.terms else super()._sum(terms, factors)
 
 
@@ -90,28 +73,23 @@ class CapturedPass:
     gradients: BatchGradients
     squares: Squares
 
-    def __init__(self, pass_of: PassOf, inputs: Tensor, targets: Tensor, size: int, views: int) -> None:
+    def __init__(self, pass_of: PassOf, inputs: Tensor, targets: Tensor) -> None:
         """Captures a pass over a batch, and compares a replay with it.
 
         Args:
             pass_of: function from inputs and targets to factored gradients.
-            inputs: `views` adjacent entries for each example, at most `size` examples.
+            inputs: a batch of the size that is captured.
             targets: as many.
-            size: number of examples of the graph.
-            views: entries of an example.
 
         Raises:
             RuntimeError: for a pass that cannot be captured, as one that waits for the device, or one whose replay
                 gives other norms.
         """
-        self.size, self._views = size, views
-        self._inputs = inputs.new_empty(size * views, *inputs.shape[1:])
-        self._targets = targets.new_empty(size * views, *targets.shape[1:])
-        self._fill(inputs, targets)
+        self._inputs, self._targets = inputs.clone(), targets.clone()
         graphs = graphs_on(inputs.device)
         with graphs.beside():
             gradients = pass_of(self._inputs, self._targets)
-            squares, self._factors = gradients._squares.value.clone(), gradients.like.new_ones(size)
+            squares, self._factors = gradients._squares.value.clone(), gradients.like.new_ones(gradients.examples)
             total = gradients._sum(gradients.terms, self._factors).clone()
         del gradients
         with graphs.capture() as self._pass:
@@ -126,28 +104,16 @@ class CapturedPass:
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> CapturedGradients:
         """Replays the pass on a batch; the gradients are valid until the next replay."""
-        self._fill(inputs, targets)
+        self._inputs.copy_(inputs)
+        self._targets.copy_(targets)
         self._pass.replay()
-        return CapturedGradients(self, inputs.shape[0] // self._views)
+        return CapturedGradients(self)
 
     def sum(self, factors: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
         """Returns the sum of the gradients times their factors."""
         self._factors.copy_(factors)
         self._weighted.replay()
         return self._sum.clone()
-
-    def padding(self, values: Tensor, value: Any) -> Tensor:
-        """Returns values of examples, followed by the same value for each copy that pads the batch."""
-        if len(values) == self.size:
-            return values
-        return torch.cat([values, values.new_full((self.size - len(values),), value)])
-
-    def _fill(self, inputs: Tensor, targets: Tensor) -> None:
-        for own, values in ((self._inputs, inputs), (self._targets, targets)):
-            own[: len(values)].copy_(values)
-            if len(values) < len(own):
-                copies = (len(own) - len(values)) // self._views
-                own[len(values) :].unflatten(0, (copies, self._views)).copy_(values[: self._views])
 
 
 def _refuse_differences(what: str, replayed: Tensor, expected: Tensor) -> None:
@@ -223,15 +189,13 @@ class CapturedPasses:
         if self._addresses != (in_memory := addresses(self._model)):
             self.clear()
             self._addresses = in_memory
-        size = padded(inputs.shape[0] // views)
-        shapes = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype)
-        key = (size, views, *shapes, kind)
+        key = (inputs.shape, inputs.dtype, targets.shape, targets.dtype, views, kind)
         if key not in self._graphs:
             if key not in self._seen:
                 self._seen.add(key)
                 return None
             try:
-                captured = CapturedPass(pass_of, inputs, targets, size, views)
+                captured = CapturedPass(pass_of, inputs, targets)
             except (RuntimeError, ValueError, TypeError) as error:  # of CUDA, or of any code of a user's model
                 self._failed, self.note = True, f"no CUDA graph: {str(error).splitlines()[0][:120]}"
                 self._graphs.clear()

@@ -141,10 +141,12 @@ class Layerwise(PerExample):
         with torch.no_grad():
             return self._gradients(inputs, targets, None, views=1)
 
-    def sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
+    def sums(
+        self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1, counted: int | None = None
+    ) -> tuple[Tensor, ...]:
         """Clipped sums without rows, for plans of supported queries and codecs; from rows for others."""
         if not all(served(block) for block in plan.blocks):
-            return self._by_rows(plan, inputs, targets, views)
+            return self._by_rows(plan, inputs, targets, views, counted)
         with torch.no_grad(), self._pool.lend() as buffers:
             # Unbounded blocks need the sum alone, which the vendor's kernels compute without rows.
             bounded = any(block.bound.kind != "unbounded" for block in plan.blocks)
@@ -153,6 +155,8 @@ class Layerwise(PerExample):
             )
             if gradients is None:
                 gradients = self._gradients(inputs, targets, None, views, buffers if bounded else None)
+            if counted is not None:
+                gradients.counted = counted
             return tuple(gradients.clipped_sum(block) for block in plan.blocks)
 
     def _captured(self, plan: StepPlan, inputs: Tensor, targets: Tensor, views: int) -> BatchGradients | None:
@@ -165,7 +169,9 @@ class Layerwise(PerExample):
 
         return self.graphs.gradients(pass_of, inputs, targets, views=views, kind=passes_in())
 
-    def _by_rows(self, plan: StepPlan, inputs: Tensor, targets: Tensor, views: int) -> tuple[Tensor, ...]:
+    def _by_rows(
+        self, plan: StepPlan, inputs: Tensor, targets: Tensor, views: int, counted: int | None
+    ) -> tuple[Tensor, ...]:
         """Sums from chunks of rows: passes over all rows are memory-bound, and fresh pages are cleared first."""
         with torch.no_grad(), self._pool.lend() as buffers:
 
@@ -179,7 +185,7 @@ class Layerwise(PerExample):
 
             like, sums = self._forward.value(self.layout.names[0]), None
             each = 4 * self.layout.dim * like.element_size()  # rows, and their encoded and bounded copies
-            for part in parts(inputs.shape[0] // views, each, like, wide=True):
+            for part in parts(counted or inputs.shape[0] // views, each, like, wide=True):
                 part_sums = added_up(
                     plan,
                     lambda point, part=part: gradients(point).rows(part),
@@ -276,6 +282,7 @@ class Layerwise(PerExample):
             dim=self.layout.dim,
             examples=examples,
             like=values[self.layout.names[0]],
+            counted=examples,
         )
 
     def _begins(self, layer: nn.Module, output: Tensor) -> None:

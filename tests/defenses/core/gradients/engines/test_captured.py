@@ -200,14 +200,7 @@ def test_few_graphs_are_kept_the_last_used(pretend):
     for images, labels in batches(*(size for size in sizes for _ in range(2))):
         engine.clipped_sums(plan, images.to(pretend), labels.to(pretend))
     graphs = graphs_of(engine, pretend)
-    assert [key[0] for key in graphs._graphs] == list(sizes)[1:]
-
-
-@pytest.mark.parametrize(
-    ("examples", "size"), [(1, 1), (7, 7), (16, 16), (17, 18), (255, 256), (257, 288), (8191, 8192)]
-)
-def test_batches_are_padded_by_at_most_an_eighth(examples, size):
-    assert captured.padded(examples) == size <= examples + max(1, examples / 8)
+    assert [key[0][0] for key in graphs._graphs] == list(sizes)[1:]
 
 
 def test_drawn_entries_run_without_a_graph(pretend):
