@@ -78,8 +78,10 @@ def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> FactoredGradient
 
 def _statistics(inputs: Tensor, layer: nn.GroupNorm) -> tuple[Tensor, Tensor]:
     images, channels, positions = inputs.shape[0], inputs.shape[1], prod(inputs.shape[2:])
-    # Contiguous, since CUDA and PyTorch 2.6 refuse any other order.
-    values = inputs.contiguous()
+    # The forward pass's own order, channels last on the CPU and contiguous otherwise, gives its statistics to the last
+    # bit; kernels refuse any other.
+    last = inputs.is_cpu and inputs.is_contiguous(memory_format=torch.channels_last)
+    values = inputs if last else inputs.contiguous()
     return torch.native_group_norm(values, None, None, images, channels, positions, layer.num_groups, layer.eps)[1:]
 
 
