@@ -81,7 +81,8 @@ def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> FactoredGradient
 
 def _statistics(inputs: Tensor, layer: nn.GroupNorm) -> tuple[Tensor, Tensor]:
     images, channels, positions = inputs.shape[0], inputs.shape[1], prod(inputs.shape[2:])
-    # PyTorch reads channels-last images on a CPU alone, and refuses any other order but the contiguous one.
+    # The forward pass's own order, channels last on the CPU and contiguous otherwise, gives its statistics to the last
+    # bit; kernels refuse any other.
     last = inputs.is_cpu and inputs.dim() == 4 and inputs.is_contiguous(memory_format=torch.channels_last)
     values = inputs if last else inputs.contiguous()
     return torch.native_group_norm(values, None, None, images, channels, positions, layer.num_groups, layer.eps)[1:]
