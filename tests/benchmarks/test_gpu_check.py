@@ -377,7 +377,7 @@ def test_a_run_of_a_suite_counts_its_cells_and_is_stopped_in_time(monkeypatch, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("measure", "cells"), [(suite_runs.measure_quick, 4), (suite_runs.measure_cell, 1)])
+@pytest.mark.parametrize(("measure", "cells"), [(suite_runs.measure_quick, 3), (suite_runs.measure_cell, 1)])
 def test_a_few_cells_of_each_suite_run(tmp_path, measure, cells):
     row = only(measure(settings(tmp_path, 300.0)))
     assert row.figures["ok cells"] == cells and row.wrong == row.remarks == ()
