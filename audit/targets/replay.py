@@ -100,7 +100,9 @@ class StepReplay:
             # A copy, so that parameter writes do not reach the run. The expected batch is that of the steps, even if a
             # one-off release on all records is replayed first.
             model, expected = copy.deepcopy(self._run.model), self._run.transcript.steps[0].expected_batch
-            self._engine = Engine(model, loss=self._loss, expected_batch=expected)
+            on_cuda = next(model.parameters()).is_cuda
+            precision = self._run.precision if on_cuda or self._run.precision != "tf32" else None
+            self._engine = Engine(model, loss=self._loss, expected_batch=expected, precision=precision)
         with torch.no_grad():
             self._run.transcript.layout.write(self._engine.model, step.parameters)
         return self._engine

@@ -298,11 +298,20 @@ class Engine:
                 self._checked[kind] = choice
         choice = self._checked[kind]
         # Engines other than the layerwise one compute in float32.
-        self._passes = precision_for(self._first(), self._asked_precision) if choice.engine.reduces else "float32"
+        self._passes = self.precision if choice.engine.reduces else "float32"
+        self.unverified = choice.unverified
+        self._describe(choice)
+        return choice
+
+    def _describe(self, choice: ChosenEngine) -> None:
+        """Sets the name for the record, after a pass again: only then a graph is known to have been used."""
         precision = "" if self._passes == "float32" else self._passes
         self.name = ", ".join([word for word in (choice.note, precision, choice.engine.remark) if word])
-        self.unverified = choice.unverified
-        return choice
+
+    @property
+    def precision(self) -> Precision:
+        """Precision of forward and backward passes, of engines that have one."""
+        return precision_for(self._first(), self._asked_precision)
 
     def gradients(self, inputs: Tensor, targets: Tensor, *, seed: int | None = None) -> Gradients:
         """Returns the per-example gradients of these examples, without views, as a function of the parameter point.
@@ -415,19 +424,26 @@ class Engine:
             like: a trained parameter.
             sums_of: computes the sums of a micro-batch.
         """
+        released = False
         while True:
             largest, sums = 0, []
             try:
                 for part in self._fitting(choice, examples, self._batches(like), like):
                     largest = max(largest, part.size or part.chosen.stop - part.chosen.start)
                     sums.append(sums_of(part))
+                self._describe(choice)
                 return sums
             except torch.OutOfMemoryError:
-                if largest <= 1:
+                if released and largest <= 1:
                     raise
             # Outside of the handler, whose exception keeps the tensors of the pass alive.
             sums.clear()
-            self._halve(largest)
+            if released:  # CUDA graphs, which hold the memory of a pass, do not hold this one up
+                self._halve(largest)
+            released = True
+            self.release_memory()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
 
     def _halve(self, largest: int) -> None:
         """Halves the micro-batches from here on."""
@@ -438,9 +454,6 @@ class Engine:
                 stacklevel=4,
             )
         self._halved, self.microbatch = True, largest // 2
-        self.release_memory()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
     def clipped_sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
         """Returns the sum of bounded contributions to each block, in float64, without noise: private, for audits only.
@@ -451,13 +464,13 @@ class Engine:
             targets: as many.
             views: number of views of each example.
         """
-        like = self._first().detach()
-        self.prepare(inputs, targets)
+        like, choice = self._first().detach(), self.prepare(inputs, targets)
         with full_precision(self._passes):
             answers = [
                 _per_example(engine.sums(plan, x, y, views=views, counted=part.counted), part.copies)
                 for engine, x, y, part in self._entries(inputs, targets, views)
             ]
+        self._describe(choice)
         return totals(plan, answers, like.device)
 
     def matched(

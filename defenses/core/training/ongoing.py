@@ -336,7 +336,7 @@ class OngoingRun:
         # The divisor in force: None, and the same number written out, are the same run.
         recipe = replace(s.recipe, expected_batch=self._expected_batch, nominal_size=None)
         # These change the rounding of a sum, and a sum with other rounding is another sum under the same noise.
-        how = (s.execution.engine, s.execution.microbatch, s.execution.memory_budget, s.execution.precision)
+        how = (s.execution.engine, s.execution.microbatch, s.execution.memory_budget, self.runner.precision)
         observed = (recording.observer, sorted(recording.always), recording.only and sorted(recording.only))
         # By class: a meter influences no release, but its state in the checkpoint is for its own class alone.
         meter = f"{type(recording.meter).__module__}.{type(recording.meter).__qualname__}"
@@ -371,6 +371,8 @@ class OngoingRun:
         self.account.remarks |= saved["remarks"]
         # A finished run executes no more plans, from which the engine would set these again.
         self.runner.name, self.runner.unverified = saved["engine"]
+        # Sizes of passes, of which a device's free memory has decided, and which decide the rounding of a sum.
+        self.runner.memory_budget, self.runner.microbatch = saved["passes"]
         self.transcript.load(saved["transcript"])
         self.average.value = _to(saved["average"], self.device)
         if self.settings.recording.meter is not None:
@@ -415,6 +417,7 @@ class OngoingRun:
             "meter": None if self.settings.recording.meter is None else self.settings.recording.meter.state(),
             "remarks": dict(self.account.remarks),
             "engine": (self.runner.name, self.runner.unverified),
+            "passes": (self.runner.memory_budget, self.runner.microbatch),
             "public_used": self._public_used,
             "update": self.stepper.context.update,
         }
@@ -442,6 +445,7 @@ class OngoingRun:
             seed=self.seed,
             sampler_key=self.key,
             engine=self.runner.name,
+            precision=self.runner.precision,
             noise=self.account.drew(self.noise, self.sigma, self.transcript.one_offs),
             public_used=self._public_used,
             remarks=tuple(remarks),

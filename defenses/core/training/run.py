@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..gradients.augmentation import Augmentation, Views, draws, draws_at_start, views_of
+from ..gradients.numerics.full_precision import Precision
 from ..plan.defense import State
 from ..privacy.ledger import Claim, Ledger
 from ..randomness.noise import NoiseSource
@@ -33,6 +34,7 @@ class Run:
         seed: key of the public randomness.
         sampler_key: key of the sampler: secret, because it reveals the participants of every step; never logged.
         engine: name of the engine that computed the sums.
+        precision: precision of its forward and backward passes.
         noise: source of the noise; `none` if no release had noise, one-off releases and trials included.
         public_used: whether public examples were read.
         remarks: remarks of the executed plans, each once, and marks (`unverified_...`) of unverified components.
@@ -60,6 +62,7 @@ class Run:
     augmentation: Augmentation | None = None
     resumed: bool = False
     nominal_size: int | None = None
+    precision: Precision = "float32"
 
     def views(self, step: int) -> Views | None:
         """Returns the views of examples in a step, from public randomness alone; None without augmentation.

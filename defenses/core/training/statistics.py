@@ -191,7 +191,15 @@ def release_statistics(
         linear = nn.Linear(len(layer.mean), 1, bias=False, dtype=layer.mean.dtype, device=layer.mean.device)
         probe = nn.Sequential(layer.part, _Moments(power), linear)
         sizes = {"microbatch": at_once, "expected_batch": at_once, "memory_budget": memory_budget}
-        engine = Engine(probe, loss=_itself, noise=noise, domains=Domains(input_domain), unchecked=unchecked, **sizes)
+        engine = Engine(
+            probe,
+            loss=_itself,
+            noise=noise,
+            precision="float32",
+            domains=Domains(input_domain),
+            unchecked=unchecked,
+            **sizes,
+        )
         engines.append(engine)
         means.append(execute(engine, plan).total / count)
         engine.release_memory()

@@ -1,5 +1,6 @@
 """Passes of a public size: padding adds nothing, and the number of examples decides no size."""
 
+import copy
 import math
 
 import pytest
@@ -73,7 +74,7 @@ def test_on_a_device_the_number_of_examples_decides_no_size(sizes, draws, monkey
     with device() as pretend:
         on_cpu = Engine(model, noise=seeded(0), expected_batch=16, engine="layerwise")
         settings = {"noise": seeded(0), "expected_batch": 16, "engine": "layerwise"}
-        engine = Engine(torch.nn.Sequential(*model).to(pretend), **settings)
+        engine = Engine(copy.deepcopy(model).to(pretend), **settings)
         engine.prepare(inputs.to(pretend), labels.to(pretend))
         expected = [on_cpu.run(plan, inputs[:n], labels[:n], seed=n).total for n in sizes]
         monkeypatch.setattr(Layerwise, "_gradients", recorded)
