@@ -174,7 +174,7 @@ class RowKernel(Kernel):
             self.code(*batch, rows.data_ptr(), step, squares.data_ptr())
 
         flops = 2.0 * self.size * self.views * self.rows * self.columns
-        over_images(run, (inputs, signals), len(squares), numbers=self.padded, flops=flops)
+        over_images(run, (inputs, signals), len(squares), scratch=(self.padded, signals.dtype), flops=flops)
         return [squares] if out is None else [squares, out]
 
     def reference(self, inputs: Images, signals: Images, out: Tensor | None = None) -> list[ReferenceResult]:

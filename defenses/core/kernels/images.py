@@ -29,9 +29,8 @@ def over_images(
     images: tuple[Images, Images],
     examples: int,
     *,
-    numbers: int,
+    scratch: tuple[int, torch.dtype],
     flops: float,
-    memory: torch.dtype | None = None,
 ) -> None:
     """Splits examples over threads and calls a kernel in each, with addresses, scratch memory and a range of examples.
 
@@ -39,9 +38,8 @@ def over_images(
         run: takes the addresses of inputs, signals and scratch memory, the first example and the end.
         images: inputs and signals.
         examples: number of examples.
-        numbers: zeros in each thread's scratch memory.
+        scratch: number and dtype of the zeros in each thread's scratch memory.
         flops: flops per example.
-        memory: dtype of the scratch memory; that of the images if None.
     """
     inputs, signals = (values.permute(0, 2, 3, 1).contiguous() for values in images)
     if not examples:  # a compiled loop runs its first round before the test
@@ -50,7 +48,7 @@ def over_images(
     edges = [round(examples * i / count) for i in range(count + 1)]
 
     def share(number: int) -> None:
-        zeros = signals.new_zeros(numbers, dtype=memory)
+        zeros = signals.new_zeros(scratch[0], dtype=scratch[1])
         run(inputs.data_ptr(), signals.data_ptr(), zeros.data_ptr(), edges[number], edges[number + 1])
 
     in_threads(share, count, at_once=count)

@@ -9,25 +9,23 @@ A class is a kernel, an instance of it the code for a format or for a layer's si
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-Computed = TypeVar("Computed")
 
-
-class computed_once(Generic[Computed]):
+class computed_once:
     """A `cached_property` without the lock of Python 3.11, for which a fork during a compilation would wait forever."""
 
-    def __init__(self, compute: Callable[[Any], Computed]) -> None:
+    def __init__(self, compute: Callable[[Any], Any]) -> None:
         """Takes the method that computes the value."""
         self._compute, self._name, self.__doc__ = compute, compute.__name__, compute.__doc__
 
-    def __get__(self, kernel: Any, owner: type | None = None) -> Computed:
+    def __get__(self, kernel: Any, owner: type | None = None) -> Any:
         """Computes the value, and stores it in the object's dictionary, where Python finds it from then on."""
         if kernel is None:
-            raise AttributeError(self._name)
+            return self
         value = vars(kernel)[self._name] = self._compute(kernel)
         return value
 

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -139,8 +138,8 @@ class CudaNormals(Normals):
 
     @staticmethod
     def usable(values: Tensor) -> bool:
-        """Returns whether the values are in one piece, on a CUDA device for which Triton is installed."""
-        return values.is_cuda and _in_one_piece(values) and find_spec("triton") is not None
+        """Returns whether the values are in one piece, on a CUDA device."""
+        return values.is_cuda and _in_one_piece(values)
 
     @computed_once
     def code(self) -> Callable[..., None]:

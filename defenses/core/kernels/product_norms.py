@@ -126,8 +126,7 @@ class ProductKernel(Kernel):
         def run(*batch: int) -> None:
             self.code(*batch, squares.data_ptr(), sizes.data_ptr())
 
-        memory = {"numbers": self.numbers, "memory": torch.float64}
-        over_images(run, (inputs, signals), len(signals), flops=self.flops, **memory)
+        over_images(run, (inputs, signals), len(signals), scratch=(self.numbers, torch.float64), flops=self.flops)
         return [squares, sizes]
 
     def reference(self, inputs: Images, signals: Images) -> list[ReferenceResult]:

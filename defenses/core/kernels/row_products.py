@@ -42,7 +42,7 @@ from .machine_code import (
     widened,
     write,
 )
-from .row_runs import outer_runs, whole_runs
+from .row_runs import runs_over
 
 _STRIP_BYTES = 4096  # of a row at a time: tiles of both factors then fit a first cache
 _LINE = 64  # bytes of a cache line
@@ -148,19 +148,17 @@ class RowProducts(Kernel):
         """
         if factors is None and left.shape[1] != right.shape[1]:
             raise ValueError(f"rows must be of one length, got {left.shape[1]} and {right.shape[1]} numbers")
-        if factors is None:
-            factors, runs = left, whole_runs(left.shape[1], self.strip, self.lanes)
-        elif len(factors) != len(left) or not 0 <= start <= factors.shape[1] * left.shape[1] - right.shape[1]:
+        factors, width, stop = left if factors is None else factors, left.shape[1], start + right.shape[1]
+        if len(factors) != len(left) or not 0 <= start <= stop <= factors.shape[1] * width:
             raise ValueError(
                 f"signals and inputs must be of the same rows, and directions lie within their products, got "
                 f"{tuple(factors.shape)}, {tuple(left.shape)}, directions of {right.shape[1]} numbers from {start} on"
             )
-        else:
-            runs = outer_runs(start, start + right.shape[1], left.shape[1], self.strip, self.lanes)
+        runs, strips = runs_over(start, stop, width, self.strip, self.lanes)
         count, columns, threads = len(left), len(right), torch.get_num_threads()
         # Rows are split at places that depend on their length alone, so that the sum of a row does not depend on the
         # batch; examples are split only if threads remain.
-        parts = _edges(len(runs.strips), max(1, min(threads, len(runs.strips) // _STRIPS_A_THREAD)))
+        parts = _edges(len(strips), max(1, min(threads, len(strips) // _STRIPS_A_THREAD)))
         tiles = -(-count // self.tile)
         # Lower rows have more entries below the diagonal.
         shares = _edges(
@@ -186,7 +184,7 @@ class RowProducts(Kernel):
                         for value in (each.data_ptr(), each.stride(0), len(each))
                     ),
                     *(factors[top:].data_ptr(), factors.stride(0)),
-                    *(runs.runs.data_ptr(), runs.strips[parts[part] :].data_ptr(), parts[part + 1] - parts[part]),
+                    *(runs.data_ptr(), strips[parts[part] :].data_ptr(), parts[part + 1] - parts[part]),
                     *(part_sums.data_ptr(), part_sums.stride(0), room.data_ptr(), top - begin if lower else columns),
                 )
 

@@ -26,6 +26,7 @@ import math
 import os
 import warnings
 from functools import cache
+from importlib.util import find_spec
 from threading import Lock
 from typing import Literal, NoReturn, Protocol, SupportsIndex, runtime_checkable
 
@@ -189,6 +190,8 @@ def _device_kernel(device: torch.device, dtype: torch.dtype) -> CudaNormals | No
 
     None with a warning if the kernel fails, or its numbers are not the CPU's.
     """
+    if find_spec("triton") is None:
+        return None
     kernel = CudaNormals(rounded=True, wide=dtype == torch.float64)
     with torch.cuda.device(device):
         fault = _fault(kernel)

@@ -23,8 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...kernels.row_products import RowProducts
-from .products import lower_products
+from ...kernels.row_products import RowProducts, row_products
 
 _STRIP = 1024  # columns: 1024 * 2^-24 = 6.1e-5 bounds the rounding of a float32 inner product within a strip
 _BAND = 48  # rows of a Gram matrix computed at once; MKL's kernels take 24 (float64) or 48 (float32)
@@ -266,7 +265,7 @@ def whitening(moments: Float[Tensor, "m m"], most: float) -> Float[Tensor, "m m"
 def gram(rows: Float[Tensor, "m d"], working: torch.dtype) -> Float[Tensor, "m m"]:
     """Returns the Gram matrix of the rows: products in `working`, sums over strips in float64."""
     if RowProducts.usable(rows, rows):
-        return _mirrored(lower_products(rows, exact=working == torch.float64))
+        return _mirrored(row_products(rows, exact=working == torch.float64)(rows, rows, lower=True)[0])
     total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
     for _, strips in _strips(rows):
         _add_products(total, strips.to(working))

@@ -120,13 +120,3 @@ def inner_with(
                 total += through * along(entering, low - row * width, high - row * width)
         totals.append(total)
     return totals
-
-
-def lower_products(rows: Float[Tensor, "m d"], *, exact: bool) -> Float[Tensor, "m m"]:
-    """Returns inner products of rows with one another, in float64; entries above the diagonal are undefined.
-
-    Args:
-        rows: rows that are `RowProducts.usable`.
-        exact: whether all arithmetic is in float64, as for `row_products`.
-    """
-    return row_products(rows, exact=exact)(rows, rows, lower=True)[0]

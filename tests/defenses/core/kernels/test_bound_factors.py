@@ -160,3 +160,11 @@ def test_what_lies_otherwise_is_left_to_pytorch():
     assert not GradientRows(torch.ones(3, 4)).enter(table, torch.ones(8, dtype=torch.bool)[::2])
     assert not Outer(torch.ones(5, 3).T, torch.ones(3, 2)).enter(table, True)
     assert table.factors() is None  # without any part there is nothing to bound
+
+
+def test_a_mask_hides_no_number_that_is_not_finite_whoever_computes():
+    rows, mask = torch.ones(3, 70), torch.arange(70) < 69
+    rows[1, 69] = torch.nan
+    for values in (rows, rows.T.contiguous().T):
+        squares = GradientRows(values).masked_squares(mask).value
+        assert squares[[0, 2]].tolist() == pytest.approx([69, 69]) and bool(squares[1].isnan())

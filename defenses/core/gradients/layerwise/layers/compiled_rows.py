@@ -69,20 +69,7 @@ class CompiledRows:
 @lru_cache(maxsize=512)
 def row_kernel(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views: int, wide: bool) -> RowKernel:
     """Returns the kernel for a layer's settings, heights and widths, which is compiled once."""
-    return RowKernel(
-        height=inputs[0],
-        width=inputs[1],
-        entering=g.channels[0],
-        leaving=g.channels[1],
-        kernel=g.kernel,
-        stride=g.stride,
-        dilation=g.dilation,
-        padding=g.padding,
-        rows=signals[0],
-        columns=signals[1],
-        views=views,
-        wide=wide,
-    )
+    return RowKernel(*inputs, *g.channels, g.kernel, g.stride, g.dilation, g.padding, *signals, views, wide)
 
 
 def product_squares(

@@ -288,11 +288,8 @@ def test_both_kinds_of_layer_take_it_and_know_how_to_do_without(monkeypatch):
         assert bool(((one.slack - other.slack).abs() <= 1e-5 * other.slack).all())
 
 
-def test_no_examples_have_no_norms():
-    g = geometry_of()
-    inputs, signals = images(2, g, (7, 6))
-    assert squares_of(inputs[:0], signals[:0], g).value.shape == (0,)
-    assert OuterSum(torch.ones(2, 0, 3), torch.ones(2, 0, 4))._shape.products is None  # nor have no positions
+def test_a_sequence_without_positions_is_left_to_others():
+    assert OuterSum(torch.ones(2, 0, 3), torch.ones(2, 0, 4))._shape.products is None
 
 
 def test_matrices_that_leave_the_cache_and_long_kernels_are_left_to_others():
