@@ -15,67 +15,41 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
-from math import inf
+from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from leakbench.defenses.core import Block, Coordinates, Engine, Everything, StepPlan, clip, seeded
+from leakbench.defenses.core.gradients.layerwise import cost
+from leakbench.defenses.core.gradients.layerwise.layers import convolution
+from leakbench.defenses.core.kernels.catalog import KERNELS
+from leakbench.defenses.core.kernels.normals import Normals
+from leakbench.defenses.core.kernels.weighted_rows import SumTable
 from leakbench.malloc import keep_freed_memory
 
 from .. import models
 
-_CORE = "leakbench.defenses.core."
-_LAYERWISE = _CORE + "gradients.layerwise."
+Replacement = tuple[Any, str, Any]
+"""(owner, attribute, value that replaces it in a step without a kernel)."""
+_NEVER = staticmethod(lambda *_, **__: False)
 
 
-Replacement = tuple[str, str, Any]
-"""(module, attribute, value that replaces it in a step without a kernel)."""
-
-
-def _without_kernel(place: str, value: Any) -> Replacement:
-    module, _, attribute = place.partition(":")
-    return module, attribute, value
-
-
-def _none(*_arguments: Any, **_options: Any) -> None:
-    return None
-
-
-def _false(*_arguments: Any, **_options: Any) -> bool:
-    return False
-
-
-def _torch_noise(self: Any, values: torch.Tensor, std: float, unit: float | None) -> None:
+def _torch_noise(self: Normals, values: torch.Tensor, key: bytes, draw: int, std: float, unit: float | None) -> None:
     noisy = values.double() + torch.randn(len(values), dtype=torch.float64) * std
     values.copy_(noisy if unit is None else noisy.div_(unit).round_().mul_(unit))
 
 
-_ROWS = _without_kernel(_LAYERWISE + "cost:_by_kernel", lambda *_: inf)
-_PRODUCTS = [
-    _without_kernel(_LAYERWISE + "layers.convolution:product_flops", _none),
-    _without_kernel(_LAYERWISE + "layers.linear:product_flops", _none),
-]
-_FACTORS = [
-    _without_kernel(_LAYERWISE + "block_sums:BatchGradients._at_once", _none),
-    _without_kernel(_LAYERWISE + "tables:NormTable.factors", _none),
-]
-_SUMS = _without_kernel(_LAYERWISE + "tables:SumTable.add", _false)
-_OUTER = _without_kernel(_LAYERWISE + "tables:SumTable.outer", _false)
-_TILES = _without_kernel(_LAYERWISE + "cost:_MOST_FACTORS", -1)
-
+# Callers take PyTorch's way without a kernel that is `usable`.
+_OFF = {name: [(type(kernels[0]), "usable", _NEVER)] for name, kernels in KERNELS.items() if "normals" not in name}
 WITHOUT: dict[str, list[Replacement]] = {
     "same": [],
-    "bound_factors": _FACTORS,
-    "weighted_rows": [_SUMS, _OUTER],
-    "weighted_rows: outer": [_OUTER],
-    "convolution_rows": [_ROWS],
-    "product_norms": _PRODUCTS,
-    "winograd": [_TILES],
-    "normals": [_without_kernel(_CORE + "randomness.noise:CipherNoise._visit", _torch_noise)],
-    "all": [_ROWS, *_PRODUCTS, *_FACTORS, _SUMS, _OUTER],
+    **_OFF,
+    "weighted_rows: outer": [(SumTable, "outer", _NEVER)],
+    "winograd": [(cost, "_MOST_FACTORS", -1)],
+    "normals": [(Normals, "__call__", _torch_noise)],  # another generator, because PyTorch cannot draw its numbers
+    "all": [*chain(*_OFF.values())],
 }
 
 
@@ -103,28 +77,19 @@ def _step(network: str, batch: int, masked: bool) -> Callable[[], None]:
 
 
 @contextmanager
-def _without(changes: Sequence[Replacement]) -> Iterator[None]:
-    """Replaces attributes, and forgets the choices that depend on them."""
+def replaced(replacements: Sequence[Replacement]) -> Iterator[None]:
+    """Replaces attributes, and forgets the choices of the cost model, some of which depend on them."""
     with ExitStack() as stack:
-        for module, attribute, value in changes:
-            owner: Any = import_module(module)
-            *path, name = attribute.split(".")
-            for each in path:
-                owner = getattr(owner, each)
-            stack.enter_context(patch.object(owner, name, value))
+        for replacement in replacements:
+            stack.enter_context(patch.object(*replacement))
         _forget()
         yield
     _forget()
 
 
 def _forget() -> None:
-    for module, name in (
-        ("layers.convolution", "_planned"),
-        ("cost", "cheapest"),
-        ("cost", "made_by_kernel"),
-        ("cost", "summation"),
-    ):
-        getattr(import_module(_LAYERWISE + module), name).cache_clear()
+    for cached in (convolution._planned, cost.cheapest, cost.made_by_kernel, cost.summation):
+        cached.cache_clear()
 
 
 def measure(network: str, batch: int, *, masked: bool, rounds: int, seconds: float, only: set[str]) -> dict[str, Any]:
@@ -141,7 +106,7 @@ def measure(network: str, batch: int, *, masked: bool, rounds: int, seconds: flo
     step = _step(network, batch, masked)
     times: dict[str, list[float]] = {way: [] for way in ("with", *(way for way in WITHOUT if way in only))}
     for way in times:  # compiled and tried
-        with _without(WITHOUT.get(way, ())):
+        with replaced(WITHOUT.get(way, ())):
             step()
     step()
     start = time.process_time()
@@ -151,7 +116,7 @@ def measure(network: str, batch: int, *, masked: bool, rounds: int, seconds: flo
     for _ in range(rounds):
         random.shuffle(order)
         for way in order:
-            with _without(WITHOUT.get(way, ())):
+            with replaced(WITHOUT.get(way, ())):
                 step()  # caches belong to the previous way
                 durations = []
                 for _ in range(calls):

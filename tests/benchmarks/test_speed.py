@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from leakbench.benchmarks.speed import (
     architectures,
     informed,
+    kernels,
     masked,
     memory,
     methods,
@@ -650,3 +651,21 @@ def test_mistakes_on_the_command_line_are_one_sentence(arguments, message):
     done = CliRunner().invoke(app, arguments, env={"COLUMNS": "300", "TERM": "dumb"})
     assert done.exit_code == 2
     assert message in " ".join(done.output.replace("│", " ").split())
+
+
+NETWORKS = {"bound_factors": "mlp", "weighted_rows": "mlp", "convolution_rows": "dp_cnn_small", "product_norms": "cnn6"}
+
+
+@subtests("kernel, network", NETWORKS.items())
+def test_a_step_without_a_kernel_runs_no_code_of_it(kernel, network, monkeypatch):
+    def called(_):
+        raise AssertionError("code was called")
+
+    step = kernels._step(network, 2, masked=False)
+    step()
+    monkeypatch.setattr(type(kernels.KERNELS[kernel][0]), "code", property(called))
+    with pytest.raises(AssertionError, match="code was called"):
+        step()
+    with kernels.replaced(kernels.WITHOUT[kernel]):
+        step()
+    monkeypatch.undo()

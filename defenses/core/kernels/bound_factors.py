@@ -14,18 +14,23 @@ Guarantee:
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+from jaxtyping import Bool, Float
 from llvmlite import ir
+from torch import Tensor
 
-from .machine_code import INT, Counted, LlvmValue, added_up, compiled, counted, fused, read, widened
+from .kernel import Kernel, ReferenceResult, computed_once, readable, synthetic_rows
+from .machine_code import INT, Counted, LlvmValue, compiled, counted
+from .squared_rows import squared_row
 
 SIDE, PART = 5, 3
 """Number of columns of the table of sides, and of the table of parts."""
-_LANES, _BESIDE = 8, 4  # numbers of a vector of float64; independent sums, so that none waits for the previous
-_BYTE = ir.IntType(8)
 _LEAST_SCALED = 1e-60
 """Least squared norm of a scaled row: of its numbers, only those below 1e-8 of the norm are then subnormal (1e-38)."""
 _CERTAIN = 1e6
@@ -34,48 +39,236 @@ KINDS = ("clip", "normalize", "adaptive_weight")
 """Kinds of bounds, by number."""
 SMALL = 1e-20
 """Least squared norm that is trusted; the largest is its inverse."""
+GradientPart = tuple[Tensor, Tensor | None, Tensor | None]
+"""Rows, or inputs and signals of outer products, with the mask of the coordinates that count, if there is one."""
 _NORMAL = {True: (2.0**-1022, 1.7976931348623157e308), False: (2.0**-126, 3.4028234663852886e38)}
 """Least and largest normal number of float64 (wide) and of float32."""
 
 
-@cache
-def bound_factors(*, wide: bool) -> Callable[..., None]:
-    """Compiles a function that computes factors.
+class BoundFactors(NamedTuple):
+    """Factors that bound a batch's gradients.
 
-    A gradient's parts are rows, or outer products of two rows, whose squared norms are products of theirs. Under a mask
-    M the squared norm of s xᵀ is the sum over i of x_i² times w_i, with weights w = Mᵀ (s∘s), computed by a product
-    with the mask. Its arguments are
-
-    - a table of sides, (address, numbers from a row to the next, size, address of a mask of bytes, or of weights, or
-      0, numbers from a row of weights to the next or 0) each; for size -1 the address is that of measured squared norms
-      in float64;
-    - number of sides;
-    - a table of parts, (side, other side or -1, counted) each. `counted` is -1 for the part itself, -2 if the part must
-      only be finite, and otherwise the number of the side with its masked values;
-    - number of parts;
-    - number of examples;
-    - number in `KINDS`, norm and regulariser of the bound;
-    - memory for as many float64 as there are sides;
-    - factors [examples] in the rows' dtype, an output;
-    - squared norms [examples] in float64, an output;
-    - certainty of each example, a byte of 0 or 1 [examples], an output;
-    - number of uncertain examples, an int64, an output.
-
-    Nothing may be empty.
-
-    Args:
-        wide: True for rows of float64, False for float32.
+    Attributes:
+        factors: factors of the gradients, in their dtype.
+        squares: squared norms, float64.
+        certain: mask of the examples for which both are valid; None if they are for all.
     """
-    pointer, size, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-    takes = (pointer, size, pointer, size, size, size, real, real, pointer, pointer, pointer, pointer, pointer)
-    return compiled(_module(wide), "bound_factors", *takes)
+
+    factors: Float[Tensor, " rows"]
+    squares: Float[Tensor, " rows"]
+    certain: Bool[Tensor, " rows"] | None
+
+
+class NormTable:
+    """Table of the parts that the norms of a batch's gradients consist of."""
+
+    def __init__(self, examples: int, like: Tensor) -> None:
+        """Starts empty.
+
+        Args:
+            examples: number of examples.
+            like: tensor of the gradients' dtype, on their device.
+        """
+        self._examples, self._like = examples, like
+        self._sides: list[int] = []
+        self._parts: list[int] = []
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._alive: list[Tensor] = []
+
+    def add(self, *sides: int | None, counts: bool = True, under: int | None = -1) -> bool:
+        """Adds rows, or outer products of two rows, as a part of the gradients.
+
+        Args:
+            sides: index of a side, or of two sides; None for a side that compiled code cannot read.
+            counts: True if the part's norm is needed, False if the part must only be finite.
+            under: index of the side with the part's masked values; -1 for no mask.
+
+        Returns:
+            True if all sides are available.
+        """
+        first, second = sides if len(sides) == 2 else (*sides, -1)
+        if first is None or second is None or under is None:
+            return False
+        self._parts += (first, second, under if counts else -2)
+        return True
+
+    def rows(self, values: Float[Tensor, "rows size"], mask: Bool[Tensor, " size"] | None = None) -> int | None:
+        """Adds a side (rows, or masked rows) and returns its index; None if compiled code cannot read the rows.
+
+        Args:
+            values: rows of the examples.
+            mask: mask of the rows' numbers, in their order.
+        """
+        marks = 0
+        if values.dtype != self._like.dtype or not FactorKernel.usable(values):
+            return None
+        if mask is not None:
+            if not (mask.is_cpu and mask.is_contiguous()):
+                return None
+            self._alive.append(mask)
+            marks = mask.data_ptr()
+        return self._side(values.data_ptr(), values.stride(0), values.shape[1], marks, 0)
+
+    def weighted(self, values: Float[Tensor, "rows size"], weights: Float[Tensor, "rows size"]) -> int | None:
+        """Adds a side (rows whose squares are weighted) and returns its index; None if compiled code cannot read them.
+
+        Args:
+            values: rows of the examples.
+            weights: weights of the squares.
+        """
+        both = (values, weights)
+        if any(each.dtype != self._like.dtype or not FactorKernel.usable(each) or not each.shape[1] for each in both):
+            return None
+        self._alive.append(weights)
+        place = (values.data_ptr(), values.stride(0), values.shape[1])
+        return self._side(*place, weights.data_ptr(), weights.stride(0))
+
+    def squares(self, measured: Float[Tensor, " rows"]) -> int | None:
+        """Adds a side (known squared norms, float64) and returns its index; None if compiled code cannot read them."""
+        if measured.dtype != torch.float64 or not (FactorKernel.usable(measured) and measured.is_contiguous()):
+            return None
+        self._alive.append(measured)
+        return self._side(measured.data_ptr(), 0, -1, 0, 0)
+
+    def factors(self, kind: str = "normalize", norm: float = 1.0, regulariser: float = 1.0) -> BoundFactors | None:
+        """Returns the factors that bound the gradients; None without parts or examples.
+
+        If squared norms alone are needed, the bound is not "clip", under which an example that is shorter than the clip
+        norm is certain although its norm is not.
+
+        Args:
+            kind: a bound's kind, in `KINDS`.
+            norm: the bound's norm.
+            regulariser: the bound's regulariser.
+        """
+        if not (self._parts and self._examples):
+            return None
+        factors, squares = (self._like.new_empty(self._examples, dtype=of) for of in (None, torch.float64))
+        sides, parts, doubtful = array("q", self._sides), array("q", self._parts), array("q", (0,))
+        certain = self._like.new_empty(self._examples, dtype=torch.bool)
+        memory = array("d", (0.0,)) * len(self._numbers)
+        bound_factors(wide=self._like.dtype == torch.float64).code(
+            sides.buffer_info()[0],
+            len(self._numbers),
+            parts.buffer_info()[0],
+            len(parts) // PART,
+            self._examples,
+            KINDS.index(kind),
+            norm,
+            regulariser,
+            memory.buffer_info()[0],
+            factors.data_ptr(),
+            squares.data_ptr(),
+            certain.data_ptr(),
+            doubtful.buffer_info()[0],
+        )
+        return BoundFactors(factors, squares, certain if doubtful[0] else None)
+
+    def _side(self, *line: int) -> int:
+        # Equal sides are entered once: a linear layer's output gradients are the rows of its bias too.
+        if line not in self._numbers:
+            self._numbers[line] = len(self._numbers)
+            self._sides += line
+        return self._numbers[line]
+
+
+@dataclass(frozen=True)
+class FactorKernel(Kernel):
+    """Code for rows of float64 (wide) or float32.
+
+    A call fills a `NormTable` from a list of parts; layers fill one themselves, without the list.
+    """
+
+    wide: bool
+    usable = staticmethod(readable)
+
+    @computed_once
+    def code(self) -> Callable[..., None]:
+        """Computes factors.
+
+        A gradient's parts are rows, or outer products of two rows, whose squared norms are products of theirs. Under a
+        mask M the squared norm of s xᵀ is the sum over i of x_i² times w_i, with weights w = Mᵀ (s∘s), computed by a
+        product with the mask. Its arguments are
+
+        - a table of sides, (address, numbers from a row to the next, size, address of a mask of bytes, or of weights,
+          or 0, numbers from a row of weights to the next or 0) each; for size -1 the address is that of measured
+          squared norms in float64;
+        - number of sides;
+        - a table of parts, (side, other side or -1, counted) each. `counted` is -1 for the part itself, -2 if the part
+          must only be finite, and otherwise the number of the side with its masked values;
+        - number of parts;
+        - number of examples;
+        - number in `KINDS`, norm and regulariser of the bound;
+        - memory for as many float64 as there are sides;
+        - factors [examples] in the rows' dtype, an output;
+        - squared norms [examples] in float64, an output;
+        - certainty of each example, a byte of 0 or 1 [examples], an output;
+        - number of uncertain examples, an int64, an output.
+
+        Nothing may be empty.
+        """
+        pointer, size, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+        takes = (pointer, size, pointer, size, size, size, real, real, pointer, pointer, pointer, pointer, pointer)
+        return compiled(_module(self.wide), "bound_factors", *takes)
+
+    def __call__(self, kind: str, norm: float, regulariser: float, *parts: GradientPart) -> list[Tensor]:
+        """Returns the factors, squared norms and certainties of gradients of these parts."""
+        table, entered = NormTable(len(parts[0][0]), parts[0][0]), True
+        for rows, signals, mask in parts:
+            if signals is None:
+                entered &= table.add(table.rows(rows), under=-1 if mask is None else table.rows(rows, mask))
+            else:
+                weights = None if mask is None else signals.square() @ mask.view(signals.shape[1], -1).to(signals)
+                under = -1 if weights is None else table.weighted(rows, weights)
+                entered &= table.add(table.rows(rows), table.rows(signals), under=under)
+        bounded = table.factors(kind, norm, regulariser)
+        if bounded is None or not entered:
+            raise ValueError(f"parts must be rows of a dtype that are usable, got {[part[0].dtype for part in parts]}")
+        factors, squares, certain = bounded
+        return [factors, squares, torch.ones_like(squares, dtype=torch.bool) if certain is None else certain]
+
+    def reference(self, kind: str, norm: float, regulariser: float, *parts: GradientPart) -> list[ReferenceResult]:
+        """Norms of whole gradients in float64; an example whose squared norm is out of range is not certain."""
+        square, everything = torch.zeros(2, len(parts[0][0]), dtype=torch.float64, device=parts[0][0].device)
+        for rows, signals, mask in parts:
+            wide = rows.double()
+            wide = wide if signals is None else (signals.double().unsqueeze(2) * wide.unsqueeze(1)).flatten(1)
+            square = square + (wide if mask is None else wide * mask).square().sum(dim=1)
+            everything = everything + wide.square().sum(dim=1)
+        length = square.sqrt()
+        divisors = (length.clamp(min=norm), length + regulariser, length + regulariser / (length + regulariser))
+        certain = (everything <= 1 / SMALL) & ((square >= SMALL) | (kind == KINDS[0]) & (length < norm / 2))
+        results = (norm / divisors[KINDS.index(kind)], square)
+        rounding = 1e-13 if self.wide else 1e-6
+        valid = [torch.where(certain, result, torch.nan) for result in results]
+        return [*(ReferenceResult(each, rounding * each) for each in valid), ReferenceResult(certain.double(), 0.0)]
+
+    def examples(self) -> Iterator[tuple[Any, ...]]:
+        """Yields sizes beside those of vectors; examples that are NaN, infinite, too long and too short for a norm."""
+        rows = synthetic_rows(wide=self.wide)
+        scales = torch.tensor([[1.0], [torch.nan], [0.1], [1e12], [3.0], [torch.inf], [1e-14], [2.0]])
+        for size in (1, 7, 31, 32, 33, 64, 100, 8195):
+            whole, signals, inputs = rows(8, size), rows(8, 5), rows(8, size)
+            whole *= scales
+            inputs *= scales
+            mask, weight_mask = rows(1, size)[0] < 0.3, rows(1, 5 * size)[0] < 0.3
+            for kind, norm, regulariser in (("clip", 0.5, 0.0), ("clip", 30.0, 0.0), ("normalize", 2.0, 0.01)):
+                yield kind, norm, regulariser, (whole, None, None), (inputs, signals, None)
+            for masks in ((None, weight_mask), (mask, None), (mask, weight_mask)):
+                yield "adaptive_weight", 1.5, 0.1, (whole, None, masks[0]), (inputs, signals, masks[1])
+
+
+@cache
+def bound_factors(*, wide: bool) -> FactorKernel:
+    """Returns the kernel for float64 (wide) or float32."""
+    return FactorKernel(wide)
 
 
 def _module(wide: bool) -> ir.Module:
     module, double = ir.Module("bound_factors"), ir.DoubleType()
     number = double if wide else ir.FloatType()
-    squared_rows = [_squared_row(module, wide=wide, masked=masked) for masked in (False, True)]
-    squared_rows.append(_squared_row(module, wide=wide, weighted=True))
+    squared_rows = [squared_row(module, wide=wide, masked=masked) for masked in (False, True)]
+    squared_rows.append(squared_row(module, wide=wide, weighted=True))
     root = module.declare_intrinsic("llvm.sqrt", [double])
     table, reals, numbers, mask = INT.as_pointer(), double.as_pointer(), number.as_pointer(), ir.IntType(8).as_pointer()
     takes = [table, INT, table, INT, INT, INT, double, double, reals, numbers, reals, mask, table]
@@ -101,61 +294,6 @@ def _module(wide: bool) -> ir.Module:
     build.store(example.sums[0], doubtful)
     build.ret_void()
     return module
-
-
-def _squared_row(module: ir.Module, *, wide: bool, masked: bool = False, weighted: bool = False) -> ir.Function:
-    """Adds a function (row, mask or weights if any, size) to a module, which returns the sum of (weighted) squares.
-
-    Args:
-        module: to which the function is added.
-        wide: True for a row and weights of float64, False for float32.
-        masked: True for a mask.
-        weighted: True for weights in place of a mask.
-    """
-    double = ir.DoubleType()
-    number = double if wide else ir.FloatType()
-    vector, sums, bytes_ = (ir.VectorType(each, _LANES) for each in (number, double, _BYTE))
-    kind = [number.as_pointer(), *[_BYTE.as_pointer()] * masked, *[number.as_pointer()] * weighted, INT]
-    name = f"squared_{'masked' if masked else 'weighted' if weighted else 'whole'}_row"
-    function = ir.Function(module, ir.FunctionType(double, kind), name)
-    function.linkage = "internal"
-    row, *beside, size = function.args
-    build: Any = ir.IRBuilder(function.append_basic_block())
-    width = INT(_BESIDE * _LANES)
-    whole = build.sdiv(size, width)
-    done, accumulator = build.mul(whole, width), build.alloca(double)
-    build.store(double(0.0), accumulator)
-
-    def numbers(pointer: LlvmValue, place: LlvmValue, vectors: bool) -> LlvmValue:
-        value = read(build, build.gep(pointer, [place]), vector if vectors else number)
-        return widened(build, value, sums if vectors else double)
-
-    def factors(place: LlvmValue, vectors: bool) -> tuple[LlvmValue, LlvmValue]:
-        value = numbers(row, place, vectors)
-        if weighted:
-            return value, build.fmul(value, numbers(beside[0], place, vectors))
-        if masked:
-            marks = read(build, build.gep(beside[0], [place]), bytes_ if vectors else _BYTE)
-            # A product with 0 or 1, not a selection: non-finite values must show wherever they are.
-            value = build.fmul(value, build.uitofp(marks, value.type))
-        return value, value
-
-    with build.if_then(build.icmp_signed(">", whole, INT(0))):
-        with counted(build, INT(0), whole, [ir.Constant(sums, [0.0] * _LANES)] * _BESIDE) as long:
-            start = build.mul(long.number, width)
-            pairs = [factors(build.add(start, INT(i * _LANES)), vectors=True) for i in range(_BESIDE)]
-            long.sums = [
-                build.call(fused(module, sums), [*pair, total]) for pair, total in zip(pairs, long.sums, strict=True)
-            ]
-        total = build.fadd(build.fadd(*long.sums[:2]), build.fadd(*long.sums[2:]))
-        build.store(added_up(build, total), accumulator)
-    with build.if_then(build.icmp_signed("<", done, size)):
-        with counted(build, done, size, [build.load(accumulator)]) as short:
-            pair = factors(short.number, vectors=False)
-            short.sums = [build.call(fused(module, double), [*pair, short.sums[0]])]
-        build.store(short.sums[0], accumulator)
-    build.ret(build.load(accumulator))
-    return function
 
 
 def _entry(build: Any, table: LlvmValue, row: LlvmValue, width: int, column: int) -> LlvmValue:

@@ -17,14 +17,21 @@ Guarantee:
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
+from jaxtyping import Float
 from llvmlite import ir
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.grad import conv2d_weight
 
 from .convolution_tiles import Patch, PatchTile, even, tiles_of, vectors_beside
+from .images import Images, over_images, readable_images
+from .kernel import Kernel, ReferenceResult, computed_once
 from .machine_code import (
     INT,
     LlvmValue,
@@ -41,10 +48,11 @@ from .machine_code import (
 # Positions whose products are added sequentially: in float32 such a sum is right to 1e-6 of its terms' lengths.
 _MOST_IN_A_ROW = 512
 _BYTE = ir.IntType(8)
+_TOLERANCE = 1e-5  # of a row's length: smaller differences are rounding
 
 
 @dataclass(frozen=True)
-class RowKernel:
+class RowKernel(Kernel):
     """The kernel for a layer of these sizes.
 
     Attributes:
@@ -86,6 +94,11 @@ class RowKernel:
     def size(self) -> int:
         """Numbers of a row, [height, width, entering, leaving]."""
         return self.kernel[0] * self.kernel[1] * self.entering * self.leaving
+
+    @property
+    def images(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """Sizes of an input and of a derivative."""
+        return (self.entering, self.height, self.width), (self.leaving, self.rows, self.columns)
 
     @property
     def line(self) -> int:
@@ -131,8 +144,10 @@ class RowKernel:
         columns = even(self.columns, _MOST_IN_A_ROW)
         return (even(self.rows, _MOST_IN_A_ROW // columns) if columns == self.columns else 1), columns
 
-    @cached_property
-    def make(self) -> Callable[..., None]:
+    usable = staticmethod(readable_images)
+
+    @computed_once
+    def code(self) -> Callable[..., None]:
         """Writes rows and their squared norms.
 
         Arguments: inputs [n, height, width, entering], derivatives [n, rows, columns, leaving], zeros [padded] that are
@@ -142,6 +157,68 @@ class RowKernel:
         pointer, size = ctypes.c_void_p, ctypes.c_int64
         types = (pointer, pointer, pointer, size, size, pointer, size, pointer)
         return compiled(_RowWriter(self).module, "rows", *types)
+
+    def __call__(self, inputs: Images, signals: Images, out: Float[Tensor, "rows size"] | None = None) -> list[Tensor]:
+        """Returns squared norms of the rows, in float64, and the rows if `out` is given, where they are written."""
+        self.refuse_unlike(inputs, signals)
+        squares = signals.new_empty(len(signals) // self.views, dtype=torch.float64)
+        place = (len(squares), self.size)
+        if out is not None and (out.shape != place or out.stride(1) != 1 or out.dtype != signals.dtype):
+            raise ValueError(
+                f"out must have rows in one piece, {place} of dtype {signals.dtype}, got {tuple(out.shape)} with "
+                f"strides {out.stride()}, {out.dtype}"
+            )
+
+        def run(*batch: int) -> None:
+            rows, step = (signals.new_empty(1, self.size), 0) if out is None else (out, out.stride(0))
+            self.code(*batch, rows.data_ptr(), step, squares.data_ptr())
+
+        flops = 2.0 * self.size * self.views * self.rows * self.columns
+        over_images(run, (inputs, signals), len(squares), scratch=(self.padded, signals.dtype), flops=flops)
+        return [squares] if out is None else [squares, out]
+
+    def reference(self, inputs: Images, signals: Images, out: Tensor | None = None) -> list[ReferenceResult]:
+        """PyTorch's own gradient of the weight, example by example."""
+        rows = self.reference_rows(inputs, signals)
+        squares = rows.square().sum(dim=1)
+        results = [ReferenceResult(squares, 2 * _TOLERANCE * squares)]
+        if out is not None:
+            results.append(ReferenceResult(rows, _TOLERANCE * squares.sqrt().unsqueeze(1)))
+        return results
+
+    def reference_rows(self, inputs: Images, signals: Images) -> Float[Tensor, "rows size"]:
+        """Returns the rows in float64, computed by PyTorch."""
+        top, bottom, left, right = self.padding
+        shape = (self.leaving, self.entering, *self.kernel)
+        settings: Any = (self.stride, 0, self.dilation)  # typed as a number for both dimensions, but pairs are accepted
+        rows = []
+        for x, s in zip(inputs.double().split(self.views), signals.double().split(self.views), strict=True):
+            row = conv2d_weight(F.pad(x, (left, right, top, bottom)), shape, s, *settings)
+            rows.append(row.permute(2, 3, 1, 0).flatten())
+        return torch.stack(rows)
+
+    def examples(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yields inputs, signals and memory for rows of three examples, of which the middle one is NaN."""
+        generator, dtype = torch.Generator().manual_seed(0), torch.float64 if self.wide else torch.float32
+        inputs, signals = (torch.randn(3 * self.views, *size, generator=generator, dtype=dtype) for size in self.images)
+        for values in (inputs, signals):
+            values[self.views : 2 * self.views] = torch.nan
+        yield inputs, signals, signals.new_empty(3, self.size)
+
+    def refuse_unlike(self, inputs: Images, signals: Images) -> None:
+        """Refuses tensors that the code would read past the end of."""
+        dtype = torch.float64 if self.wide else torch.float32
+        if (
+            (inputs.shape[1:], signals.shape[1:]) != self.images
+            or len(inputs) != len(signals)
+            or len(signals) % self.views
+        ):
+            raise ValueError(
+                f"inputs and signals must be images of sizes {self.images}, {self.views} for each example, "
+                f"got {tuple(inputs.shape)}, {tuple(signals.shape)}"
+            )
+        if not inputs.dtype == signals.dtype == dtype or not self.usable(inputs, signals):
+            raise ValueError(f"inputs and signals must be {dtype} on the CPU, got {inputs.dtype}, {signals.dtype}")
 
 
 def _host() -> Processor:

@@ -20,17 +20,24 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any
 
+import torch
+from jaxtyping import Float, Int64
 from llvmlite import ir
+from torch import Tensor
 
-from .machine_code import INT, LlvmValue, compiled, counted, read, spread, widened, write
+from .kernel import Kernel, ReferenceResult, computed_once
+from .machine_code import INT, LlvmValue, compiled, counted, in_threads, read, spread, widened, write
 
 GROUP = 128
 """Numbers per group; each group has sixteen blocks of the cipher of its own."""
 
+_PART = 1000 * GROUP  # draws that a thread makes at a time
 _BLOCKS, _LANES = 16, 8
 _SHARED = 24  # low bits of a pair's second word, which extend the radius; the others are the angle
 _CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)  # "expand 32-byte k"
@@ -51,21 +58,150 @@ _COSINE = (
 )  # fmt: skip
 
 
-@cache
-def normals(*, rounded: bool, wide: bool = True) -> Callable[..., None]:
-    """Compiles a function that adds noise in place.
+@dataclass(frozen=True)
+class Normals(Kernel):
+    """Code that adds noise in place.
 
-    Arguments: key [32 bytes], number of the draw, number of the first group of `GROUP`, the number of values (at least
-    one; they may end within a group), the values, the noise's standard deviation and, if `rounded`, the power of two to
-    whose multiples sums are then rounded.
-
-    Args:
+    Attributes:
         rounded: True to round sums.
         wide: True for values of float64; noise is added to float32 values in float64, and the result rounded to
             float32.
     """
-    pointer, size, number = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_double
-    return compiled(_NormalWriter(rounded, wide).module, "normals", pointer, size, size, size, pointer, number, number)
+
+    rounded: bool
+    wide: bool = True
+
+    @staticmethod
+    def usable(values: Tensor) -> bool:
+        """Returns whether the values are in one piece, on the CPU; no other generator draws these numbers."""
+        return values.is_cpu and _in_one_piece(values)
+
+    @computed_once
+    def code(self) -> Callable[..., None]:
+        """Adds noise in place.
+
+        Arguments: key [32 bytes], number of the draw, number of the first group of `GROUP`, the number of values (at
+        least one; they may end within a group), the values, the noise's standard deviation and, if `rounded`, the power
+        of two to whose multiples sums are then rounded.
+        """
+        pointer, size, number = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_double
+        takes = (pointer, size, size, size, pointer, number, number)
+        return compiled(_NormalWriter(self.rounded, self.wide).module, "normals", *takes)
+
+    def __call__(
+        self, values: Float[Tensor, " size"], key: bytes, draw: int, std: float, unit: float | None
+    ) -> list[Tensor]:
+        """Adds a draw to a vector in place, the same for any number of threads, and returns it.
+
+        Args:
+            values: a vector that is `usable`.
+            key: 32 secret bytes.
+            draw: number of the draw, unique under the key.
+            std: standard deviation of the noise.
+            unit: a power of two, or None for unrounded sums.
+        """
+        size, address, each = values.numel(), values.data_ptr(), values.element_size()
+        starts = range(0, size, _PART)
+
+        def change(number: int) -> None:
+            start = starts[number]
+            at = (start // GROUP, min(_PART, size - start), address + each * start)
+            self.code(key, draw, *at, std, 1.0 if unit is None else unit)
+
+        if starts:
+            in_threads(change, len(starts), at_once=min(torch.get_num_threads(), len(starts)))
+        return [values]
+
+    def reference(
+        self, values: Float[Tensor, " size"], key: bytes, draw: int, std: float, unit: float | None
+    ) -> list[ReferenceResult]:
+        """The same draw by PyTorch's logarithm, sine and cosine."""
+        groups = torch.arange(-(-len(values) // GROUP), device=values.device)
+        drawn = reference_normals(key, groups, draw)[: len(values)] * std
+        noisy = values.double() + drawn
+        noisy = noisy if unit is None else (noisy / unit).round() * unit
+        # Near zero the error is one of the last digits too.
+        error = (1e-12 * drawn.abs()).clamp(max=5e-14 * std) + 2.0**-52 * noisy.abs()
+        return [ReferenceResult(noisy.to(values.dtype).double(), error)]
+
+    def examples(self) -> Iterator[tuple[Any, ...]]:
+        """Yields sizes beside that of a group, numbers of the draw beyond 32 bits, and zeros."""
+        dtype, unit = torch.float64 if self.wide else torch.float32, 2.0**-18 if self.rounded else None
+        for number, size in enumerate((1, 7, GROUP - 1, GROUP, GROUP + 1, 3 * GROUP - 8, 3000)):
+            key, draw = bytes(range(number, 32 + number)), (2**63, 5, 2**33 + 1)[number % 3]
+            yield torch.zeros(size, dtype=dtype), key, draw, 1.0, unit
+            yield torch.linspace(-9, 9, size, dtype=torch.float64).to(dtype), key, draw, 1.7, unit
+
+
+class CudaNormals(Normals):
+    """The same numbers on a CUDA device, bit for bit, by a kernel that Triton compiles."""
+
+    @staticmethod
+    def usable(values: Tensor) -> bool:
+        """Returns whether the values are in one piece, on a CUDA device."""
+        return values.is_cuda and _in_one_piece(values)
+
+    @computed_once
+    def code(self) -> Callable[..., None]:
+        """Adds noise in place: takes the arguments of a call."""
+        return import_module("leakbench.defenses.core.kernels.cuda_normals").add_noise
+
+    def __call__(
+        self, values: Float[Tensor, " size"], key: bytes, draw: int, std: float, unit: float | None
+    ) -> list[Tensor]:
+        """Adds a draw to a vector in place, and returns it."""
+        self.code(values, key, draw, std, unit)
+        return [values]
+
+    def reference(
+        self, values: Float[Tensor, " size"], key: bytes, draw: int, std: float, unit: float | None
+    ) -> list[ReferenceResult]:
+        """The CPU's numbers, from which none may differ."""
+        on_cpu = normals(rounded=unit is not None, wide=self.wide)
+        (noisy,) = on_cpu(values.cpu().clone(), key, draw, std, unit)
+        return [ReferenceResult(noisy.double().to(values.device), 0.0)]
+
+    def examples(self) -> Iterator[tuple[Any, ...]]:
+        """Yields a vector on the current device."""
+        *_, (values, *draw) = super().examples()
+        yield (values.cuda(), *draw)
+
+
+normals = cache(Normals)
+"""Returns the kernel of these attributes, which is compiled once."""
+
+
+def reference_normals(key: bytes, groups: Int64[Tensor, " groups"], draw: int) -> Float[Tensor, " numbers"]:
+    """Returns the standard normal numbers of some groups of a draw, in float64."""
+    blocks = reference_blocks(key, groups.unsqueeze(1) * _BLOCKS + torch.arange(_BLOCKS).to(groups), draw)
+    # A word of 64 bits is the same word of two neighbouring blocks: its low half is the first's.
+    high, shared = blocks.view(16, -1, _LANES, 2).unflatten(0, (8, 2)).unbind(1)
+    upper = high[..., 1].double() * 2.0**32 + high[..., 0].double()
+    uniform = (shared[..., 0] & 2**_SHARED - 1).double() * 2.0**-88 + (upper * 2.0**-64 + 2.0**-89)
+    turns = (shared[..., 1] << 8 | shared[..., 0] >> _SHARED).double() * 2.0**-40
+    quarters = (4 * turns).round()
+    circle = torch.polar((-2 * uniform.log()).sqrt(), 2 * math.pi * (turns - quarters / 4))
+    circle = circle * torch.tensor([1, 1j, -1, -1j], dtype=torch.complex128).to(circle)[quarters.long() % 4]
+    return torch.stack([circle.real, circle.imag], dim=1).movedim(2, 0).flatten()
+
+
+def reference_blocks(key: bytes, counters: Int64[Tensor, "groups 16"], draw: int) -> Int64[Tensor, "16 groups 16"]:
+    """Returns the words of a block of ChaCha20 for each counter, in int64, whose sums are cut to 32 bits."""
+    mask, none = 2**32 - 1, torch.zeros_like(counters)
+    secret = [none + int.from_bytes(key[i : i + 4], "little") for i in range(0, 32, 4)]
+    places = [counters & mask, counters >> 32, none + (draw & mask), none + (draw >> 32)]
+    start = torch.stack([*(none + constant for constant in _CONSTANTS), *secret, *places])
+    state = [*start]
+    for a, b, c, d in (*_QUARTERS, *_DIAGONALS) * 10:
+        for x, y, z, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+            state[x] = (state[x] + state[y]) & mask
+            word = state[z] ^ state[x]
+            state[z] = (word << bits | word >> (32 - bits)) & mask
+    return (torch.stack(state) + start) & mask
+
+
+def _in_one_piece(values: Tensor) -> bool:
+    return values.is_contiguous() and not values.requires_grad
 
 
 class _NormalWriter:

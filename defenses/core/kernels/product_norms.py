@@ -22,15 +22,20 @@ Guarantee:
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import Any
 
+import torch
 from llvmlite import ir
+from torch import Tensor
+from torch.nn import functional as F
 
 from .convolution_rows import RowKernel
+from .images import Images, over_images, readable_images
+from .kernel import Kernel, ReferenceResult, computed_once
 from .machine_code import INT, LlvmValue, VectorWriter, added_up, compiled, counted, processor, widened
 
 # Points on a side of a tile; with few registers half as many on the other.
@@ -43,6 +48,7 @@ _MOST_OFFSETS = 160
 _PER_PAIR, _PER_OFFSET = 64, 4
 # Numbers of the widest vector: rows of the matrices are read in whole vectors.
 _WIDEST = 8
+_TOLERANCE = 1e-5  # of the sum of the terms' sizes: smaller differences are rounding
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ class _Points:
 
 
 @dataclass(frozen=True)
-class ProductKernel:
+class ProductKernel(Kernel):
     """Kernel for a layer with the sizes of its row kernel, with one view."""
 
     sizes: RowKernel
@@ -98,8 +104,10 @@ class ProductKernel:
         along = _PER_OFFSET * signals * s.kernel[0] * s.kernel[1]
         return 2 * (pixels * entering + signals * leaving) + _PER_PAIR * (pixels + signals) + along
 
-    @cached_property
-    def measure(self) -> Callable[..., None]:
+    usable = staticmethod(readable_images)
+
+    @computed_once
+    def code(self) -> Callable[..., None]:
         """Computes squared norms of rows without forming them.
 
         Arguments: inputs [n, height, width, entering], derivatives [n, rows, columns, leaving], and in float64 zeros
@@ -109,6 +117,31 @@ class ProductKernel:
         pointer, size = ctypes.c_void_p, ctypes.c_int64
         types = (pointer, pointer, pointer, size, size, pointer, pointer)
         return compiled(_ProductWriter(self).module, "products", *types)
+
+    def __call__(self, inputs: Images, signals: Images) -> list[Tensor]:
+        """Returns squared norms, and sums over positions of |x_t|² |s_t|², which their terms do not exceed."""
+        self.sizes.refuse_unlike(inputs, signals)
+        squares, sizes = signals.new_empty(2, len(signals), dtype=torch.float64)
+
+        def run(*batch: int) -> None:
+            self.code(*batch, squares.data_ptr(), sizes.data_ptr())
+
+        over_images(run, (inputs, signals), len(signals), scratch=(self.numbers, torch.float64), flops=self.flops)
+        return [squares, sizes]
+
+    def reference(self, inputs: Images, signals: Images) -> list[ReferenceResult]:
+        """Squared norms of rows, and sizes of all patches by a convolution with ones."""
+        s, (top, bottom, left, right) = self.sizes, self.sizes.padding
+        pixels = F.pad(inputs.double().square().sum(dim=1, keepdim=True), (left, right, top, bottom))
+        patches = F.conv2d(pixels, pixels.new_ones(1, 1, *s.kernel), stride=s.stride, dilation=s.dilation)
+        sizes = (patches[:, 0] * signals.double().square().sum(dim=1)).sum(dim=(1, 2))
+        squares = s.reference_rows(inputs, signals).square().sum(dim=1)
+        return [ReferenceResult(values, _TOLERANCE * sizes) for values in (squares, sizes)]
+
+    def examples(self) -> Iterator[tuple[Tensor, ...]]:
+        """Yields three examples of which the middle one is NaN."""
+        for inputs, signals, _ in self.sizes.examples():
+            yield inputs, signals
 
     @cached_property
     def phases(self) -> list[tuple[tuple[int, Sequence[int]], tuple[int, Sequence[int]]]]:

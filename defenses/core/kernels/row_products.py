@@ -16,22 +16,48 @@ Guarantee:
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, lru_cache
+from itertools import pairwise
 from typing import Any
 
+import torch
+from jaxtyping import Float
 from llvmlite import ir
+from torch import Tensor
 
-from .machine_code import INT, LlvmValue, Processor, compiled, counted, fused, read, spread, widened, write
+from .kernel import Kernel, ReferenceResult, computed_once, synthetic_rows
+from .machine_code import (
+    INT,
+    LlvmValue,
+    Processor,
+    compiled,
+    counted,
+    fused,
+    in_threads,
+    processor,
+    read,
+    spread,
+    widened,
+    write,
+)
+from .row_runs import runs_over
 
 _STRIP_BYTES = 4096  # of a row at a time: tiles of both factors then fit a first cache
 _LINE = 64  # bytes of a cache line
 _RIGHT = 4  # rows of the right factor in a tile
+# Size of the right factor from which the kernel saves more time than its call costs. The size of the left factor must
+# not matter, because then a row's products would depend on the number of rows.
+_WORTH_IT = 2**13
+_PANEL = 128  # right rows at a time, a strip of which stays in the second-level cache
+_WORTH_A_THREAD = 1e8  # flops from which another thread saves more than it costs
+_STRIPS_A_THREAD = 4
+_TILES_A_THREAD = 4
 
 
 @dataclass(frozen=True)
-class RowProducts:
+class RowProducts(Kernel):
     """A kernel for inner products of rows.
 
     Attributes:
@@ -57,30 +83,39 @@ class RowProducts:
         return _STRIP_BYTES // self.number
 
     @property
-    def left(self) -> int:
+    def tile(self) -> int:
         """Rows of the left factor in a tile: results come in multiples of it."""
         return self.host.sums // _RIGHT
 
-    @property
-    def right(self) -> int:
-        """Rows of the right factor in a tile: results come in multiples of it."""
-        return _RIGHT
+    @staticmethod
+    def usable(*rows: Float[Tensor, "_ _"]) -> bool:
+        """Returns whether the code can read these rows (needs AVX-512), and saves time for the last as right factor."""
+        return (
+            _wide() is not None
+            and rows[-1].numel() >= _WORTH_IT
+            and len(rows[-1]) > 1
+            and all(
+                type(each) is Tensor
+                and each.device.type == "cpu"
+                and each.dtype == rows[-1].dtype
+                and each.dtype in (torch.float32, torch.float64)
+                and (each.stride(1) == 1 or each.shape[1] == 1)
+                and each.numel() > 0
+                and not (torch.is_grad_enabled() and each.requires_grad)
+                for each in rows
+            )
+        )
 
-    @cached_property
-    def add(self) -> Callable[..., None]:
+    @computed_once
+    def code(self) -> Callable[..., None]:
         """Adds products of all left rows with all right rows to a matrix.
-
-        Rows are split into runs of consecutive numbers, which have a place of their own in left and right rows; as many
-        runs as fill `strip` numbers, each padded to whole vectors, make a strip.
 
         Its arguments are
 
         - left rows, numbers from a row to the next, number of rows; then the same of right rows;
         - for outer products, factors that the runs of a left row are multiplied by, and numbers from a row's factors to
           the next row's;
-        - a table of runs [n, 5]: place in left rows, place in right rows, length, index of the factor, place in the
-          strip;
-        - a table of strips [n, 3], (first run, end of runs, vectors) each, and the number of strips;
+        - a table of runs and a table of strips (`row_runs.py`), and the number of strips;
         - sums in float64 [left, right], both padded to multiples of a tile, and numbers from a row of sums to the next;
         - memory of `strip` numbers for each right row, padded to a tile, and for each row of a left tile;
         - the index of the first left row minus that of the first right row, in the square matrix that they are taken
@@ -94,11 +129,122 @@ class RowProducts:
         argument_types = (pointer, size, pointer, pointer, size, pointer, size, pointer, size)
         return compiled(_Writer(self).module, "products", *rows, *rows, *argument_types)
 
+    def __call__(
+        self,
+        left: Float[Tensor, "n d"],
+        right: Float[Tensor, "k span"],
+        factors: Float[Tensor, "n m"] | None = None,
+        start: int = 0,
+        lower: bool = False,
+    ) -> list[Float[Tensor, "n k"]]:
+        """Returns inner products in float64.
 
-@lru_cache
-def row_products(host: Processor, entry_size: int, number: int, *, scaled: bool = False) -> RowProducts:
-    """Returns the kernel of a format, compiled once."""
-    return RowProducts(host, entry_size, number, scaled)
+        Args:
+            left: rows, or inputs of outer products.
+            right: rows.
+            factors: signals of outer products.
+            start: first coordinate of a flattened outer product that the right rows have.
+            lower: whether entries above the diagonal may be left out.
+        """
+        if factors is None and left.shape[1] != right.shape[1]:
+            raise ValueError(f"rows must be of one length, got {left.shape[1]} and {right.shape[1]} numbers")
+        factors, width, stop = left if factors is None else factors, left.shape[1], start + right.shape[1]
+        if len(factors) != len(left) or not 0 <= start <= stop <= factors.shape[1] * width:
+            raise ValueError(
+                f"signals and inputs must be of the same rows, and directions lie within their products, got "
+                f"{tuple(factors.shape)}, {tuple(left.shape)}, directions of {right.shape[1]} numbers from {start} on"
+            )
+        runs, strips = runs_over(start, stop, width, self.strip, self.lanes)
+        count, columns, threads = len(left), len(right), torch.get_num_threads()
+        # Rows are split at places that depend on their length alone, so that the sum of a row does not depend on the
+        # batch; examples are split only if threads remain.
+        parts = _edges(len(strips), max(1, min(threads, len(strips) // _STRIPS_A_THREAD)))
+        tiles = -(-count // self.tile)
+        # Lower rows have more entries below the diagonal.
+        shares = _edges(
+            tiles, max(1, min(threads // (len(parts) - 1), tiles // _TILES_A_THREAD)), 0.5 if lower else 1.0
+        )
+        panels = _edges(-(-columns // _RIGHT), -(-columns // _PANEL))
+        sums = left.new_zeros(len(parts) - 1, tiles * self.tile, panels[-1] * _RIGHT, dtype=torch.float64)
+
+        def work(task: int) -> None:
+            part, share = divmod(task, len(shares) - 1)
+            high, low = (tile * self.tile for tile in shares[share : share + 2])
+            for begin, end in pairwise(column * _RIGHT for column in panels):
+                # In a square, rows above the panel have no entries below the diagonal.
+                top = max(high, begin // self.tile * self.tile) if lower else high
+                if top >= min(low, count):
+                    continue
+                left_rows, right_rows, part_sums = left[top:low], right[begin:end], sums[part, top:, begin:]
+                room = left.new_empty((end - begin + self.tile) * self.strip * self.number, dtype=torch.uint8)
+                self.code(
+                    *(
+                        value
+                        for each in (left_rows, right_rows)
+                        for value in (each.data_ptr(), each.stride(0), len(each))
+                    ),
+                    *(factors[top:].data_ptr(), factors.stride(0)),
+                    *(runs.data_ptr(), strips[parts[part] :].data_ptr(), parts[part + 1] - parts[part]),
+                    *(part_sums.data_ptr(), part_sums.stride(0), room.data_ptr(), top - begin if lower else columns),
+                )
+
+        flops = 2.0 * count * right.numel()
+        at_once = max(1, min(threads, int(flops / _WORTH_A_THREAD)))
+        in_threads(work, (len(parts) - 1) * (len(shares) - 1), at_once=at_once)
+        return [(sums[0] if len(sums) == 1 else sums.sum(dim=0))[:count, :columns]]
+
+    def reference(
+        self, left: Tensor, right: Tensor, factors: Tensor | None = None, start: int = 0, lower: bool = False
+    ) -> list[ReferenceResult]:
+        """Products of whole rows in float64; NaN above the diagonal, where the kernel may leave out entries."""
+        rows, right = left.double(), right.double()
+        if factors is not None:
+            rows = (factors.double().unsqueeze(2) * rows.unsqueeze(1)).flatten(1)[:, start : start + right.shape[1]]
+        products, sizes = rows @ right.T, rows.norm(dim=1).unsqueeze(1) * right.norm(dim=1)
+        above = torch.ones_like(products, dtype=torch.bool).triu(1) & lower
+        return [ReferenceResult(products.masked_fill(above, torch.nan), (1e-14 if self.number == 8 else 1e-6) * sizes)]
+
+    def examples(self) -> Iterator[tuple[Any, ...]]:
+        """Yields counts and sizes beside those of tiles and vectors, with NaN between rows and in one of them."""
+        rows = synthetic_rows(wide=self.given == 8)
+        for count, columns, size in ((1, 1, 1), (7, 3, 5), (6, 4, 64), (13, 9, 1025), (12, 130, 1024), (40, 20, 3000)):
+            left, right = rows(count, size), rows(columns, size)
+            left[-1, size // 2] = torch.nan
+            if not self.scaled:
+                yield left, right
+                yield right, right, None, 0, True
+                continue
+            for start in (0, size - 1):
+                yield left, rows(columns, 3 * size - 2 * start), rows(count, 3), start
+
+
+def row_products(rows: Tensor, *, exact: bool = False, scaled: bool = False) -> RowProducts:
+    """Returns the kernel for rows that are `usable`.
+
+    Args:
+        rows: tensor of their dtype.
+        exact: whether all arithmetic is in float64; otherwise a few kilobytes of a row are summed in its own dtype, and
+            these sums added in float64.
+        scaled: whether left rows are outer products.
+    """
+    host, entry_size = _wide(), rows.element_size()
+    assert host is not None  # noqa: S101  the rows are usable
+    return _row_products(host, entry_size, 8 if exact else entry_size, scaled)
+
+
+_row_products = lru_cache(RowProducts)  # each is compiled once
+
+
+@cache
+def _wide() -> Processor | None:
+    """The processor, if it has AVX-512."""
+    host = processor()
+    return None if host is None or host.vector < 64 else host
+
+
+def _edges(total: int, parts: int, power: float = 1.0) -> list[int]:
+    """Boundaries of parts of equal size, or of parts whose cumulative size grows with a power."""
+    return [round(total * (i / parts) ** power) for i in range(parts + 1)]
 
 
 @dataclass(frozen=True)
@@ -147,27 +293,27 @@ class _Writer:
                 with counted(build, INT(0), build.mul(tiles, INT(_RIGHT))) as row:
                     into = build.gep(room, [build.add(build.mul(row.number, INT(s.strip)), to)])
                     self._pack(self._row(wide_rows, row.number, place), None, width, into)
-            with counted(build, INT(0), self._parts(left[2], s.left)) as high:
-                first = build.mul(high.number, INT(s.left))
+            with counted(build, INT(0), self._parts(left[2], s.tile)) as high:
+                first = build.mul(high.number, INT(s.tile))
                 place, _, width, *_ = self._entries(runs, start, 5)
                 tile, tile_step, in_place = tile_room, INT(s.strip), ir.IntType(1)(0)
                 if s.given == s.number and not s.scaled:
                     # Whole vectors of a whole tile are multiplied in place.
-                    whole = build.icmp_signed("<=", build.add(first, INT(s.left)), left[2])
+                    whole = build.icmp_signed("<=", build.add(first, INT(s.tile)), left[2])
                     in_place = build.and_(whole, build.icmp_signed("==", width, build.mul(vectors, INT(s.lanes))))
                     tile = build.select(in_place, self._row(high_rows, first, place), tile_room)
                     tile_step = build.select(in_place, left[1], tile_step)
                 with build.if_then(build.not_(in_place)), counted(build, start, end) as run:
                     source, _, length, of, to = self._entries(runs, run.number, 5)
-                    for i in range(s.left):
+                    for i in range(s.tile):
                         number = self._least(build.add(first, INT(i)), high_rows.last)
                         factor = build.gep(factors, [build.add(build.mul(number, factors_step), of)])
                         into = build.gep(tile_room, [build.add(to, INT(i * s.strip))])
                         row = self._row(high_rows, number, source)
                         self._pack(row, build.load(factor) if s.scaled else None, length, into)
-                following = build.add(first, INT(s.left))
+                following = build.add(first, INT(s.tile))
                 stop = self._least(tiles, self._parts(build.add(following, behind), _RIGHT))
-                ahead = [self._row(high_rows, build.add(following, INT(i)), place) for i in range(s.left)]
+                ahead = [self._row(high_rows, build.add(following, INT(i)), place) for i in range(s.tile)]
                 with counted(build, INT(0), stop) as wide:
                     self._fetch(ahead, width, wide.number, stop)
                     column = build.mul(wide.number, INT(_RIGHT))
@@ -222,14 +368,14 @@ class _Writer:
         """Adds the products of a tile's rows to their sums."""
         s, build = self._sizes, self._build
         zero = ir.Constant(self._vector, [0.0] * self._lanes)
-        with counted(build, INT(0), vectors, [zero] * (s.left * _RIGHT)) as loop:
+        with counted(build, INT(0), vectors, [zero] * (s.tile * _RIGHT)) as loop:
             place = build.mul(loop.number, INT(self._lanes))
             factors = [self._load(right, INT(s.strip), place, i) for i in range(_RIGHT)]
-            values = (self._load(left, left_step, place, i) for i in range(s.left))
+            values = (self._load(left, left_step, place, i) for i in range(s.tile))
             products = [(value, factor) for value in values for factor in factors]
             loop.sums = [build.call(self._fma, [*pair, sum]) for pair, sum in zip(products, loop.sums, strict=True)]
         four = ir.VectorType(ir.DoubleType(), _RIGHT)
-        for i in range(s.left):
+        for i in range(s.tile):
             row_sums = widened(build, self._added_up(loop.sums[i * _RIGHT : (i + 1) * _RIGHT]), four)
             place = build.gep(to, [build.mul(step, INT(i))])
             write(build, build.fadd(read(build, place, four), row_sums), place)

@@ -22,12 +22,11 @@ Guarantee:
 from __future__ import annotations
 
 import hashlib
-import importlib
 import math
 import os
 import warnings
-from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from threading import Lock
 from typing import Literal, NoReturn, Protocol, SupportsIndex, runtime_checkable
 
@@ -35,8 +34,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ..kernels.machine_code import in_threads
-from ..kernels.normals import GROUP, normals
+from ..kernels.normals import CudaNormals, Normals, normals
 from . import discrete_gaussian
 
 NoiseSource = Literal["seeded", "os", "secure"]
@@ -48,7 +46,6 @@ EXACT_SCALE = 2.0**30
 """Units in a standard deviation of exact noise, enough that rounding contributions to whole units is harmless."""
 
 _FINE = 18  # bits: the unit of float64 noise is between 2^-19 and 2^-18 of its standard deviation
-_PART = 1000 * GROUP  # draws that a thread makes at a time
 _KEY_BYTES, _STATE_WORDS = 32, 5  # of a ChaCha20 key; of a saved stream (key and number of draws)
 
 
@@ -139,16 +136,15 @@ class CipherNoise:
         _refuse_tables(sums)
         if sums.dtype not in (torch.float64, torch.float32):
             raise ValueError(f"sums must be float64 or float32 for noise of kind '{self.kind}', got {sums.dtype}")
-        if sums.is_contiguous() and not sums.requires_grad:
-            if sums.is_cpu:
-                self._visit(sums, std, unit)
-                return sums
-            if (on_device := _device_kernel(sums.device, sums.dtype)) is not None:
-                on_device(sums, *self._next_draw(), std, unit)
-                return sums
+        if Normals.usable(sums):
+            normals(rounded=True, wide=sums.dtype == torch.float64)(sums, *self._next_draw(), std, unit)
+            return sums
+        if CudaNormals.usable(sums) and (on_device := _device_kernel(sums.device, sums.dtype)) is not None:
+            on_device(sums, *self._next_draw(), std, unit)
+            return sums
         # Drawn on the CPU for every device, so that a seed gives the same stream on all of them.
         draw = torch.zeros(len(sums), dtype=torch.float64)
-        self._visit(draw, 1.0, None)
+        normals(rounded=False)(draw, *self._next_draw(), 1.0, None)
         noisy = sums.double() + draw.to(sums.device) * std
         return noisy.div(unit).round().mul(unit).to(sums.dtype)
 
@@ -164,10 +160,6 @@ class CipherNoise:
             stream = self._key, self._draws
             self._draws += 1
         return stream
-
-    def _visit(self, values: Float[Tensor, " size"], std: float, unit: float | None) -> None:
-        """Adds a draw to a vector in place and rounds to `unit` if given; the same for any number of threads."""
-        _add_on_cpu(values, *self._next_draw(), std, unit)
 
     def state(self) -> Tensor | None:
         """Returns the key and the number of draws."""
@@ -192,52 +184,27 @@ class CipherNoise:
             self._process = _forks  # loading a state makes this process the owner of the stream
 
 
-def _add_on_cpu(values: Float[Tensor, " size"], key: bytes, draw: int, std: float, unit: float | None) -> None:
-    size, address, each = values.numel(), values.data_ptr(), values.element_size()
-    add = normals(rounded=unit is not None, wide=values.dtype == torch.float64)
-    starts = range(0, size, _PART)
-
-    def change(number: int) -> None:
-        start = starts[number]
-        add(key, draw, start // GROUP, min(_PART, size - start), address + each * start, std, unit or 1.0)
-
-    if starts:
-        in_threads(change, len(starts), at_once=min(torch.get_num_threads(), len(starts)))
-
-
-AddNoise = Callable[[Tensor, bytes, int, float, float | None], None]
-
-
 @cache
-def _device_kernel(device: torch.device, dtype: torch.dtype) -> AddNoise | None:
-    """Returns the kernel that adds the CPU's noise on a CUDA device, compiled and compared with the CPU's, or None.
+def _device_kernel(device: torch.device, dtype: torch.dtype) -> CudaNormals | None:
+    """Returns the kernel that adds the CPU's noise on a CUDA device, if its numbers are the CPU's; None without Triton.
 
-    None on other devices and without Triton; with a warning, if the kernel fails or its numbers are not the CPU's.
+    None with a warning if the kernel fails, or its numbers are not the CPU's.
     """
-    if device.type != "cuda":
+    if find_spec("triton") is None:
         return None
-    try:
-        kernel = importlib.import_module("leakbench.defenses.core.kernels.cuda_normals").add_noise
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "triton":
-            raise
-        return None
-    if not (fault := _fault(kernel, device, dtype)):
+    kernel = CudaNormals(rounded=True, wide=dtype == torch.float64)
+    with torch.cuda.device(device):
+        fault = _fault(kernel)
+    if not fault:
         return kernel
     warnings.warn(f"noise is drawn on the CPU and copied to {device}, because its kernel {fault}", stacklevel=4)
     return None
 
 
-def _fault(kernel: AddNoise, device: torch.device, dtype: torch.dtype) -> str:
-    """Compares a kernel with the CPU's on a small vector; returns what is wrong, or an empty string."""
-    draw, std, unit = 2**33 + 1, 1.5, 2.0**-_FINE
-    key = hashlib.sha256(b"noise/check").digest()
-    expected = torch.linspace(-3, 3, 3000, dtype=torch.float64).to(dtype)
-    values = expected.to(device, copy=True)
-    _add_on_cpu(expected, key, draw, std, unit)
+def _fault(kernel: CudaNormals) -> str:
+    """Compares a kernel with the CPU's on its examples; returns what is wrong, or an empty string."""
     try:
-        kernel(values, key, draw, std, unit)
-        return "" if torch.equal(values.cpu(), expected) else "gives other numbers than the CPU's"
+        return "" if kernel.agrees else "gives other numbers than the CPU's"
     except Exception as error:  # of Triton, a C compiler that is missing, the driver: the CPU serves instead
         return f"failed: {type(error).__name__}: {str(error)[:200]}"
 

@@ -46,11 +46,13 @@ class OneByOne(PerExample):
                 entry_losses.append(per_example_losses(self.model, self.loss, self.layout, x, y, parameters=point))
         return torch.cat(entry_losses).view(-1, views).mean(dim=1, keepdim=True)
 
-    def sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
+    def sums(
+        self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1, counted: int | None = None
+    ) -> tuple[Tensor, ...]:
         """Sums of the bounded contributions, with one example in memory at a time."""
         parts: list[tuple[Tensor, ...]] = []
         ways: tuple[Callable[..., Tensor], ...] = (self.rows, self.losses)
-        for start in range(0, len(inputs), views):
+        for start in range(0, views * counted if counted else len(inputs), views):
             span = slice(start, start + views)
             with torch.no_grad():
                 computations = [partial(self._of, each, inputs[span], targets[span], views, span) for each in ways]

@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ...kernels.bound_factors import KINDS, SMALL
+from ...kernels.bound_factors import KINDS, SMALL, BoundFactors, NormTable
+from ...kernels.weighted_rows import SumTable
 from ...plan.bound import Bound, finite_rows, row_norms
 from ...plan.codec import Codec, Complement, Coordinates, Everything, Subspace
 from ...plan.composed_codecs import Masked, spread
@@ -32,7 +33,6 @@ from .layers.convolution import Convolution
 from .layers.kept_rows import KeptRows
 from .layers.linear import Outer
 from .masks import SpanMasks, Spans
-from .tables import ANY_BOUND, BoundFactors, NormTable, SumTable
 
 # Relative error of a squared norm up to which it is trusted.
 _TRUSTED = 1e-4
@@ -177,12 +177,12 @@ class BatchGradients:
             inner[chunk], lengths_squared[chunk] = _compared(block.contributions(_gradients_of_rows(rows)), direction)
         return inner, lengths_squared
 
-    def _at_once(self, mask: SpanMasks | None, bound: Bound) -> BoundFactors | None:
+    def _at_once(self, mask: SpanMasks | None, bound: Bound | None = None) -> BoundFactors | None:
         """Factors and squared norms of all examples, by one call of a kernel; None if a norm is not a sum of squares.
 
         Args:
             mask: mask of the measured coordinates; None for all.
-            bound: a bound of any kind in `KINDS`.
+            bound: a bound of any kind in `KINDS`; None if squared norms alone are needed.
         """
         if not self.like.is_cpu:
             return None
@@ -190,7 +190,7 @@ class BatchGradients:
         for spans, term in self.terms:
             if not term.enter(table, True if mask is None else mask.share(spans)):
                 return None
-        return table.factors(bound)
+        return table.factors(bound.kind, bound.norm, bound.regulariser) if bound else table.factors()
 
     @cached_property
     def _certain(self) -> Float[Tensor, " rows"] | None:
@@ -199,7 +199,7 @@ class BatchGradients:
 
     @cached_property
     def _whole(self) -> BoundFactors | None:
-        return self._at_once(None, ANY_BOUND)
+        return self._at_once(None)
 
     def _encoded(self, block: Block) -> Squares:
         """Squared norms of encoded rows."""
@@ -234,7 +234,7 @@ class BatchGradients:
         # By identity, which holds while the plan is alive: both blocks of GEP share a mask.
         if id(kept) not in self.known_squares:
             mask = self._mask(kept)
-            bounded = self._at_once(mask, ANY_BOUND)
+            bounded = self._at_once(mask)
             if bounded is not None and bounded.certain is None:
                 self.known_squares[id(kept)] = Squares.exact(bounded.squares)
             else:

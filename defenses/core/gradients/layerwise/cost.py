@@ -81,7 +81,7 @@ class Shape:
         tiles: number of tiles of 2x2 positions, if Winograd's algorithm applies (`winograd.py`); else None.
         lanes: numbers that our row kernel processes at a time (`compiled_rows.py`); 0 if it cannot be used.
         multiplied: multiplications of that kernel at each position, including idle lanes.
-        products: float64 flops of our kernel for inner products (`compiled_products.py`); None if it cannot be used.
+        products: float64 flops of our kernel for inner products (`product_norms.py`); None if it cannot be used.
     """
 
     positions: int

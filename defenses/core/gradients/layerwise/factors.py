@@ -16,11 +16,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ...kernels.bound_factors import FactorKernel, NormTable
+from ...kernels.weighted_rows import SumTable
 from ...plan.bound import row_norms
 from ...plan.linear_algebra.lengths import lengths
 from ...plan.linear_algebra.products import product
 from ..numerics.device_memory import total_memory
-from .tables import ANY_BOUND, NormTable, SumTable, measurable
 
 # A chunk of rows and its factors should stay in the cache of a CPU; a GPU needs large launches.
 _CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
@@ -173,14 +174,14 @@ def added_products(
 def squared_lengths(
     rows: Float[Tensor, "rows size"], mask: Bool[Tensor, " size"] | None = None
 ) -> Float[Tensor, " rows"]:
-    """Squared norms in float64; rows that are not `measurable` are squared in their own dtype, which may overflow.
+    """Squared norms in float64; rows that the kernel cannot read are squared in their own dtype, which may overflow.
 
     Args:
         rows: rows of some examples.
         mask: mask of a row; a number outside of it counts only if it is not finite.
     """
     table = NormTable(len(rows), rows)
-    if rows.numel() and table.add(table.rows(rows, mask)) and (measured := table.factors(ANY_BOUND)) is not None:
+    if rows.numel() and table.add(table.rows(rows, mask)) and (measured := table.factors()) is not None:
         return measured.squares
     return lengths(rows if mask is None else rows * mask).square()
 
@@ -358,7 +359,7 @@ class GradientRows(FactoredGradient):
         """Norms in a single pass over the rows."""
         norms = self._squared.sqrt()
         # In float64 no square of a float32 overflows or vanishes.
-        return norms if measurable(self.values) else row_norms(self.values, norms)
+        return norms if FactorKernel.usable(self.values) else row_norms(self.values, norms)
 
     @cached_property
     def _squared(self) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .products import compiled_for, lower_products
+from ...kernels.row_products import RowProducts, row_products
 
 _STRIP = 1024  # columns: 1024 * 2^-24 = 6.1e-5 bounds the rounding of a float32 inner product within a strip
 _BAND = 48  # rows of a Gram matrix computed at once; MKL's kernels take 24 (float64) or 48 (float32)
@@ -264,8 +264,8 @@ def whitening(moments: Float[Tensor, "m m"], most: float) -> Float[Tensor, "m m"
 
 def gram(rows: Float[Tensor, "m d"], working: torch.dtype) -> Float[Tensor, "m m"]:
     """Returns the Gram matrix of the rows: products in `working`, sums over strips in float64."""
-    if compiled_for(rows, rows):
-        return _mirrored(lower_products(rows, exact=working == torch.float64))
+    if RowProducts.usable(rows, rows):
+        return _mirrored(row_products(rows, exact=working == torch.float64)(rows, rows, lower=True)[0])
     total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
     for _, strips in _strips(rows):
         _add_products(total, strips.to(working))
@@ -274,7 +274,7 @@ def gram(rows: Float[Tensor, "m d"], working: torch.dtype) -> Float[Tensor, "m m
 
 def _combine(weights: list[Tensor], rows: Tensor, out: Tensor, working: torch.dtype) -> Float[Tensor, "k k"]:
     """Writes weights @ rows to `out`, which may be `rows`, and returns the Gram matrix of the result."""
-    compiled = compiled_for(out, out)
+    compiled = RowProducts.usable(out, out)
     total = torch.zeros(len(out), len(out), dtype=torch.float64, device=rows.device)
     for span, strips in _strips(rows):
         block = strips.to(working)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from leakbench.defenses.core import seeded
-from leakbench.defenses.core.kernels.normals import normals
+from leakbench.defenses.core.kernels.normals import CudaNormals, Normals, normals
 from leakbench.defenses.core.randomness import noise as noise_module
 from leakbench.defenses.core.randomness.noise import CipherNoise
 
@@ -39,7 +39,7 @@ for fused in (np.frompyfunc(fma, 3, 1), lambda x, y, z: x * y + z):
         dtype = getattr(torch, dtype)
         values = torch.linspace(-9, 9, size, dtype=torch.float64).to(dtype)
         expected, unit = values.clone(), UNIT if rounded else None
-        normals(rounded=rounded, wide=dtype == torch.float64)(key, draw, 0, size, expected.data_ptr(), STD, UNIT)
+        normals(rounded=rounded, wide=dtype == torch.float64)(expected, key, draw, STD, unit)
         cuda_normals.add_noise(values, key, draw, STD, unit)
         differ += int((values != expected).sum())
     print(differ)
@@ -92,42 +92,43 @@ def test_compiled_code_rounds_every_operation_and_fuses_what_is_written_so(tmp_p
     assert in_a_process(COMPILED, tmp_path, KIND="fp32", CAPABILITIES=(90,), EXTRA=fusing) != as_written
 
 
-def on_cpu(values, key, draw, std, unit):
-    add = normals(rounded=unit is not None, wide=values.dtype == torch.float64)
-    add(key, draw, 0, len(values), values.data_ptr(), std, unit or 1.0)
+class OnCpu(CudaNormals):
+    """A kernel that computes on the CPU, perhaps something else."""
+
+    def __init__(self, code=None, wide=True):
+        super().__init__(rounded=True, wide=wide)
+        vars(self)["code"] = code or normals(rounded=True, wide=wide)
+
+    def examples(self):
+        return Normals.examples(self)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_kernel_that_fails_or_gives_other_numbers_is_not_used(dtype):
+    wide = dtype == torch.float64
+
     def last_bit(values, *stream):
-        on_cpu(values, *stream)
-        values[2999] = torch.nextafter(values[2999], values.new_tensor(torch.inf))
+        normals(rounded=True, wide=wide)(values, *stream)
+        values[-1] = torch.nextafter(values[-1], values.new_tensor(torch.inf))
 
     def no_compiler(*_):
         raise RuntimeError("Failed to find C compiler")
 
-    device = torch.device("cpu")
-    assert not noise_module._fault(on_cpu, device, dtype)
-    assert "other numbers" in noise_module._fault(last_bit, device, dtype)
-    assert "Failed to find C compiler" in noise_module._fault(no_compiler, device, dtype)
+    assert not noise_module._fault(OnCpu(wide=wide))
+    assert "other numbers" in noise_module._fault(OnCpu(last_bit, wide))
+    assert "Failed to find C compiler" in noise_module._fault(OnCpu(no_compiler, wide))
 
 
-def test_a_device_that_cannot_draw_gets_the_numbers_of_the_cpu(monkeypatch):
-    values = torch.zeros(500, dtype=torch.float64)
-    expected = seeded(3).add(values.clone(), STD)
-    monkeypatch.setattr(noise_module, "_device_kernel", lambda *_: None)
-    moved = values.as_subclass(OnADevice)
-    assert torch.equal(seeded(3).add(moved, STD).as_subclass(torch.Tensor), expected)
-
-
-def test_a_device_that_can_draw_gets_each_draw_once(monkeypatch):
+@pytest.mark.parametrize("can_draw", [False, True])
+def test_a_device_gets_the_numbers_of_the_cpu_and_each_draw_once(can_draw, monkeypatch):
     streams = []
 
-    def kernel(values, key, draw, std, unit):
+    def code(values, key, draw, std, unit):
         streams.append((key, draw))
-        on_cpu(values, key, draw, std, unit)
+        normals(rounded=True, wide=False)(values, key, draw, std, unit)
 
-    monkeypatch.setattr(noise_module, "_device_kernel", lambda *_: kernel)
+    monkeypatch.setattr(CudaNormals, "usable", lambda values: can_draw and type(values) is OnADevice)
+    monkeypatch.setattr(noise_module, "_device_kernel", lambda *_: OnCpu(code, wide=False))
     source, on_a_device = seeded(3), seeded(3)
     for _ in range(2):
         expected = source.add(torch.zeros(500), STD)
@@ -135,7 +136,7 @@ def test_a_device_that_can_draw_gets_each_draw_once(monkeypatch):
         assert torch.equal(on_a_device.add(moved, STD).as_subclass(torch.Tensor), expected)
     state, moved_state = source.state(), on_a_device.state()
     assert state is not None and moved_state is not None and torch.equal(state, moved_state)
-    assert len(set(streams)) == 2
+    assert len(set(streams)) == (2 if can_draw else 0)
 
 
 class OnADevice(torch.Tensor):
@@ -145,8 +146,7 @@ class OnADevice(torch.Tensor):
 
 
 def test_no_kernel_is_looked_for_on_the_cpu_or_another_device():
-    assert noise_module._device_kernel(torch.device("cpu"), torch.float64) is None
-    assert noise_module._device_kernel(torch.device("meta"), torch.float32) is None
+    assert not any(CudaNormals.usable(torch.zeros(3, device=name)) for name in ("cpu", "meta"))
 
 
 @pytest.mark.gpu
@@ -155,12 +155,12 @@ def test_a_cuda_device_draws_the_numbers_of_the_cpu(monkeypatch):
         for std, unit in ((STD, UNIT), (2.0**-60, 1.0), (2.0**-96, 2.0**-114), (STD, None)):
             values = torch.linspace(-99.5, 99.5, size, dtype=torch.float64).to(dtype)
             moved = values.cuda()
-            on_cpu(values, key, draw, std, unit)
+            normals(rounded=unit is not None, wide=dtype == torch.float64)(values, key, draw, std, unit)
             kernel = noise_module._device_kernel(moved.device, dtype)
             assert kernel is not None
             kernel(moved, key, draw, std, unit)
             assert torch.equal(moved.cpu(), values), (size, dtype, draw, std, unit)
     source, own = CipherNoise(KEYS[0], "seeded"), CipherNoise(KEYS[0], "seeded")
     expected = source.add(torch.zeros(5000), STD)
-    monkeypatch.setattr(noise_module, "_add_on_cpu", None)  # nothing is drawn on the CPU
+    monkeypatch.setattr(noise_module, "normals", None)  # nothing is drawn on the CPU
     assert torch.equal(own.add(torch.zeros(5000).cuda(), STD).cpu(), expected)

@@ -6,7 +6,6 @@ import os
 import pickle
 import sys
 import threading
-from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +14,8 @@ from jaxtyping import TypeCheckError
 from scipy import stats
 
 from leakbench.defenses.core import from_generator, from_os, secure, seeded
-from leakbench.defenses.core.kernels.normals import GROUP, normals
+from leakbench.defenses.core.kernels import normals as normals_module
+from leakbench.defenses.core.kernels.normals import GROUP, Normals, normals
 from leakbench.defenses.core.randomness import noise as noise_module
 from leakbench.defenses.core.randomness.noise import EXACT_SCALE, LARGEST_STD, SMALLEST_STD, CipherNoise, of_one_run
 
@@ -100,7 +100,7 @@ def test_floats_are_rounded_to_the_nearest_unit():
     source = seeded(3)
     sums = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     draws = np.zeros(1000)
-    normals(rounded=False)(source._key, 0, 0, 1000, draws.ctypes.data, 1.0, 1.0)  # type: ignore[attr-defined]
+    normals(rounded=False).code(source._key, 0, 0, 1000, draws.ctypes.data, 1.0, 1.0)  # type: ignore[attr-defined]
     exact = sums.numpy() + 0.7 * draws
     noisy = source.add(sums.clone(), 0.7).numpy()
     assert np.abs(noisy - exact).max() <= source.unit(0.7) / 2
@@ -177,14 +177,14 @@ def test_what_a_run_keeps_of_noise_from_the_operating_system_tells_nothing_of_th
 
 
 def test_a_stream_that_is_handed_over_while_another_thread_draws_of_it_gives_no_number_twice(monkeypatch):
-    noise, taken, real = seeded(1), [], noise_module.in_threads
+    noise, taken, real = seeded(1), [], normals_module.in_threads
 
     def meanwhile(*args, **settings):
         if not taken:
             taken.append(of_one_run(noise))
         real(*args, **settings)
 
-    monkeypatch.setattr(noise_module, "in_threads", meanwhile)
+    monkeypatch.setattr(normals_module, "in_threads", meanwhile)
     found = [drawn(noise, 9) for _ in range(2)]
     assert torch.equal(found[0], drawn(seeded(1), 9))
     assert len(torch.cat([*found, drawn(taken[0], 9)]).unique()) == 3 * 9
@@ -262,13 +262,15 @@ def test_a_long_draw_is_the_same_on_any_number_of_threads_and_after_a_resumption
 
 
 def test_a_long_draw_takes_no_more_threads_than_torch_has(monkeypatch):
-    before, seen = torch.get_num_threads(), []
+    before, seen, kernel = torch.get_num_threads(), [], Normals(rounded=True)
+    code = kernel.code
 
-    def looked_at(*arguments, **kind):
+    def looked_at(*arguments):
         seen.append((threading.get_ident(), arguments[3]))
-        normals(**kind)(*arguments)
+        code(*arguments)
 
-    monkeypatch.setattr(noise_module, "normals", lambda **kind: partial(looked_at, **kind))
+    vars(kernel)["code"] = looked_at
+    monkeypatch.setattr(noise_module, "normals", lambda **_: kernel)
     try:
         torch.set_num_threads(2)
         drawn(seeded(1), LONG)
@@ -282,7 +284,9 @@ def test_what_a_thread_raises_is_raised(monkeypatch):
     def broken(*_):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(noise_module, "normals", lambda **_: broken)
+    kernel = Normals(rounded=True)
+    vars(kernel)["code"] = broken
+    monkeypatch.setattr(noise_module, "normals", lambda **_: kernel)
     with pytest.raises(MemoryError, match="no room"):
         drawn(seeded(1), LONG)
 

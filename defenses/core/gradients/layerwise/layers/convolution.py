@@ -1,7 +1,7 @@
 """Per-example gradients of a convolution's weight: sums over positions of output gradient times patch.
 
 Rows are computed by products of patches (`patch_rows.py`) or by compiled kernels (`compiled_rows.py`); norms without
-rows come from inner products between positions, for which there is a compiled kernel too (`compiled_products.py`).
+rows come from inner products between positions, for which there is a compiled kernel too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
+from ....kernels.convolution_rows import RowKernel
+from ....kernels.product_norms import ProductKernel
 from ....plan.bound import row_norms
 from ....plan.linear_algebra.products import product
 from ....plan.public_data import RowSizes
@@ -35,10 +37,8 @@ from ..factors import (
     recomputed,
     squared_lengths,
 )
-from . import compiled_rows
 from . import winograd as tiles
-from .compiled_products import product_flops, product_squares
-from .compiled_rows import CompiledRows
+from .compiled_rows import CompiledRows, product_flops, product_squares, row_kernel
 from .convolution_settings import Geometry
 from .kept_rows import KeptRows, along
 from .patch_rows import PatchProducts
@@ -78,14 +78,11 @@ class Convolution(FactoredGradient):
     @cached_property
     def _maker(self) -> PatchProducts | CompiledRows:
         """Method that computes rows."""
-        if self._plan.compiled and self._right:
-            return CompiledRows(self.inputs, self.signals, self.geometry, self.views)
+        if self._plan.compiled:
+            compiled = CompiledRows(self.inputs, self.signals, self.geometry, self.views)
+            if compiled.kernel.agrees:
+                return compiled
         return self._patches
-
-    @property
-    def _right(self) -> bool:
-        sizes = (values.shape[2:] for values in (self.inputs, self.signals))
-        return compiled_rows.right(self.geometry, *sizes, self.views, self.like.dtype)
 
     @property
     def scratch(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]  that of what makes the rows
@@ -252,10 +249,11 @@ class Convolution(FactoredGradient):
     @cached_property
     def _plan(self) -> _Plan:
         (_, _, *inputs), (_, _, *signals), like = self.inputs.shape, self.signals.shape, self.like
-        compiled = compiled_rows.usable(self.inputs, self.signals, self.geometry)
+        one_group = self.geometry.groups == 1  # a group of several has too few channels for a kernel's vectors
+        rows, norms = (one_group and kernel.usable(self.inputs, self.signals) for kernel in (RowKernel, ProductKernel))
         # Needed for every layer in every step, hence a single cache look-up.
         sizes = (self.geometry, tuple(inputs), tuple(signals), self.views)
-        return _planned((cheapest, made_by_kernel), *sizes, like.dtype, device_type(like), compiled=compiled)
+        return _planned((cheapest, made_by_kernel), *sizes, like.dtype, device_type(like), rows, norms)
 
     @property
     def _summation(self) -> Summation:
@@ -359,8 +357,8 @@ def _planned(
     views: int,
     dtype: torch.dtype,
     device: str,
-    *,
-    compiled: bool,
+    rows_usable: bool,
+    norms_usable: bool,
 ) -> _Plan:
     """Returns the plan for a layer's settings, heights and widths.
 
@@ -372,31 +370,17 @@ def _planned(
         views: images of an example.
         dtype: dtype of inputs and signals.
         device: device of inputs and signals.
-        compiled: True if our kernel can compute rows.
+        rows_usable: True if our kernel can compute rows.
+        norms_usable: True if our kernel can compute norms without rows.
     """
-    shape = _shape(g, inputs, signals, views, dtype == torch.float64 if compiled else None)
-    cheapest_of, by_kernel = choices
-    return _Plan(shape, cheapest_of(shape, device), by_kernel(shape, device))
-
-
-def _shape(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views: int, double: bool | None) -> Shape:
-    """Returns the cost model's sizes for a layer's settings, heights and widths.
-
-    Args:
-        g: the settings.
-        inputs: height and width.
-        signals: rows and columns.
-        views: images of an example.
-        double: True if our kernel computes rows of float64, False for float32; None if it cannot be used.
-    """
-    lanes = 0 if double is None else compiled_rows.lanes()
-    multiplied = 0 if double is None else compiled_rows.row_kernel(g, inputs, signals, views, double).products
+    double = dtype == torch.float64
+    kernel = row_kernel(g, inputs, signals, views, double) if rows_usable else None
     (high, wide), (rows, columns), (top, bottom, left, right) = inputs, signals, g.padding
     # Inner products of pixels run over all channels of an image, so neither groups nor views can use them.
     plain = g.groups == 1 and views == 1
     once = g.stride == (1, 1) and g.dilation == (1, 1)
     tiles = views * ((rows + 1) // 2) * ((columns + 1) // 2)
-    return Shape(
+    shape = Shape(
         positions=views * rows * columns,
         inputs=g.weight_shape[1] * g.kernel[0] * g.kernel[1],
         outputs=g.channels[1] // g.groups,
@@ -406,7 +390,9 @@ def _shape(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views
         channels=g.channels[0],
         kernel=g.kernel,
         tiles=tiles if once and g.groups == 1 and g.kernel == (3, 3) else None,
-        lanes=lanes,
-        multiplied=multiplied,
-        products=product_flops(g, inputs, signals) if plain and lanes else None,
+        lanes=0 if kernel is None else kernel.lanes * (2 if double else 1),
+        multiplied=0 if kernel is None else kernel.products,
+        products=product_flops(g, inputs, signals) if plain and norms_usable else None,
     )
+    cheapest_of, by_kernel = choices
+    return _Plan(shape, cheapest_of(shape, device), by_kernel(shape, device))

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ....kernels.bound_factors import NormTable
+from ....kernels.weighted_rows import SumTable
 from ....plan.linear_algebra.products import product
 from ....plan.public_data import RowSizes
 from ..factors import BasisPiece, FactoredGradient, GradientRows, Squares, products_with
-from ..tables import NormTable, SumTable
 from .convolution_settings import Geometry
 
 _REORDERED: Any = WeakIdKeyDictionary()

@@ -13,7 +13,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from ....plan.linear_algebra.products import compiled_for, outer_products, product
+from ....kernels.bound_factors import NormTable
+from ....kernels.product_norms import ProductKernel
+from ....kernels.row_products import RowProducts
+from ....kernels.weighted_rows import SumTable
+from ....plan.linear_algebra.products import outer_products, product
 from ...numerics.full_precision import product_precision, reduced
 from ..cost import Shape, Strategy, cheapest
 from ..factors import (
@@ -30,9 +34,7 @@ from ..factors import (
     product_size,
     recomputed,
 )
-from ..tables import NormTable, SumTable
-from .compiled_products import product_flops, product_squares
-from .compiled_rows import usable
+from .compiled_rows import product_flops, product_squares
 from .convolution_settings import Geometry
 
 _MANY = 16  # directions, from which on a kernel that forms outer products in the cache beats two products
@@ -135,7 +137,7 @@ class Outer(FactoredGradient):
 
     def _products(self, start: int, basis: Float[Tensor, "span k"]) -> Float[Tensor, "rows k"]:
         """Inner products with a piece of a basis, for the outputs that it covers."""
-        if basis.shape[1] >= _MANY and compiled_for(self.signals, self.inputs, basis.T):
+        if basis.shape[1] >= _MANY and RowProducts.usable(self.signals, self.inputs, basis.T):
             return outer_products(self.signals, self.inputs, start, basis)
         width, stop, directions = self.inputs.shape[1], start + len(basis), basis.shape[1]
         first, last = start // width, -(-stop // width)
@@ -242,7 +244,7 @@ class OuterSum(FactoredGradient):
         _, positions, inputs = self.inputs.shape
         outputs = self.signals.shape[2]
         stored = positions * (inputs + outputs)
-        compiled = positions > 0 and usable(*self._images, self._geometry)
+        compiled = positions > 0 and ProductKernel.usable(*self._images)
         products = product_flops(self._geometry, (1, positions), (1, positions)) if compiled else None
         return Shape(
             positions=positions, inputs=inputs, outputs=outputs, stored=stored, patched=False, products=products

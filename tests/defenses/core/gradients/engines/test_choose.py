@@ -84,18 +84,18 @@ def test_an_engine_that_is_wrong_is_found_out(monkeypatch):
 
 def test_norms_that_are_wrong_are_found_out_though_unclipped_sums_are_right(monkeypatch):
     from leakbench.defenses.core.gradients.layerwise.factors import GradientRows, Squares
-    from leakbench.defenses.core.gradients.layerwise.tables import NormTable
+    from leakbench.defenses.core.kernels.bound_factors import NormTable
 
     right = NormTable.factors
 
-    def wrong(self, bound):
-        found = right(self, bound)
+    def wrong(self, *bound):
+        found = right(self, *bound)
         return None if found is None else found._replace(factors=2**0.5 * found.factors, squares=0.5 * found.squares)
 
     monkeypatch.setattr(NormTable, "factors", wrong)
     assert "differs from the reference" in choice_for(problem("mlp")).note
     forget()
-    monkeypatch.setattr(NormTable, "factors", lambda self, bound: None)  # as where a norm is not certain
+    monkeypatch.setattr(NormTable, "factors", lambda self, *bound: None)  # as where a norm is not certain
     assert choice_for(problem("mlp")).note == "layerwise"
     forget()
     monkeypatch.setattr(GradientRows, "squares", lambda self: Squares.exact(0.5 * self.values.square().sum(dim=1)))

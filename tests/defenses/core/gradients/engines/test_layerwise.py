@@ -36,10 +36,11 @@ from leakbench.defenses.core import (
 from leakbench.defenses.core.gradients.choose import choose
 from leakbench.defenses.core.gradients.engines.interface import Unsupported
 from leakbench.defenses.core.gradients.engines.torch_func import TorchFunc
-from leakbench.defenses.core.gradients.layerwise import block_sums, factors, recorder, tables
+from leakbench.defenses.core.gradients.layerwise import block_sums, factors, recorder
 from leakbench.defenses.core.gradients.layerwise.cost import Strategy, Summation, estimates
 from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
 from leakbench.defenses.core.gradients.layerwise.layers import convolution, linear, patch_rows
+from leakbench.defenses.core.kernels.weighted_rows import SumTable
 from leakbench.defenses.core.plan import codec, query
 
 from .....parameters import pairwise, subtests
@@ -253,7 +254,7 @@ def test_sums_of_many_examples_in_parts_are_those_in_one(name, views):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(convolution, "cheapest", lambda *_: Strategy.FREE)  # rows are not kept
         patch.setattr(linear, "cheapest", lambda *_: Strategy.FREE)
-        patch.setattr(tables.SumTable, "outer", lambda *_: False)
+        patch.setattr(SumTable, "outer", lambda *_: False)
         whole = summed()
         for module in (factors, linear):
             patch.setattr(module, "TOGETHER", 1)

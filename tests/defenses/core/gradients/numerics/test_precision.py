@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from leakbench.defenses.core import Block, Engine, Everything, Layout, StepPlan, clip, normalize
 from leakbench.defenses.core.gradients.layerwise.cost import Strategy
 from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
-from leakbench.defenses.core.gradients.layerwise.layers import compiled_rows, convolution, linear
+from leakbench.defenses.core.gradients.layerwise.layers import convolution, linear
 from leakbench.defenses.core.gradients.numerics.full_precision import Precision, full_precision
+from leakbench.defenses.core.kernels.catalog import KERNELS
 from tests.defenses.core.gradients.engines.architectures import problem
 from tests.defenses.core.gradients.engines.test_layerwise import KNOWN
 
@@ -94,14 +95,18 @@ def cancelling(kind, spread, seed):
     )
 
 
+@pytest.fixture(autouse=True)
+def _without_compiled_code(monkeypatch):
+    """No GPU has it."""
+    for kernel in {type(kernel) for kernels in KERNELS.values() for kernel in kernels}:
+        monkeypatch.setattr(kernel, "usable", staticmethod(lambda *_, **__: False))
+
+
 @pytest.fixture(params=[way for way in Strategy if way is not Strategy.PAIRS], ids=lambda way: way.name)
 def way(request, monkeypatch):
-    """A formula of norms, without compiled code, which no GPU has."""
+    """A formula of norms."""
     for module in (linear, convolution):
         monkeypatch.setattr(module, "cheapest", lambda *_: request.param)
-    for module in (linear, compiled_rows):
-        monkeypatch.setattr(module, "usable", lambda *_: False)
-    monkeypatch.setattr("leakbench.defenses.core.gradients.layerwise.tables.measurable", lambda _: False)
     return request.param
 
 
@@ -119,7 +124,6 @@ def test_examples_whose_positions_cancel_are_within_their_bound(kind, passes, wa
 def test_products_that_are_all_in_tf32_break_the_bound(monkeypatch):
     """The test above finds what it is for; more is not to be had, since uncertain norms are taken from rows."""
     monkeypatch.setattr(linear, "cheapest", lambda *_: Strategy.FREE)
-    monkeypatch.setattr("leakbench.defenses.core.gradients.layerwise.tables.measurable", lambda _: False)
     examples = [(example[:3], example[3]) for example in (cancelling("linear", 5e-2, seed) for seed in range(4))]
     assert max(longest(*example, 0.3 * row) for example, row in examples) <= LARGEST
     assert max(longest(*example, 0.3 * row, always=True) for example, row in examples) > 1.001
@@ -132,9 +136,7 @@ def losses(outputs, targets):
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # RMSNorm, of its speed
 @pytest.mark.parametrize("passes", ["tf32", "bfloat16"])
 @pytest.mark.parametrize("name", KNOWN)
-def test_no_example_of_any_layer_is_longer_than_its_bound(name, passes, monkeypatch):
-    monkeypatch.setattr(linear, "usable", lambda *_: False)
-    monkeypatch.setattr(compiled_rows, "usable", lambda *_: False)
+def test_no_example_of_any_layer_is_longer_than_its_bound(name, passes):
     made = problem(name)
     model = made.model.float()
     values = made.inputs.float() if made.inputs.is_floating_point() else made.inputs
