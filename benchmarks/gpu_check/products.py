@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-
-from leakbench.defenses.core import Engine
 
 FLOAT32, DEFAULT, TF32 = "float32", "PyTorch's default", "TF32"
 _IEEE, _TF32 = "ieee", "tf32"
@@ -50,6 +47,4 @@ def products(name: str) -> Iterator[None]:
 
 def engine_settings(name: str) -> dict[str, Any]:
     """Returns settings under which leakbench's engine computes in this precision; it ignores PyTorch's switches."""
-    if "precision" not in inspect.signature(Engine).parameters:
-        return {}
     return {"precision": "float32" if name == FLOAT32 else "tf32"}

@@ -424,7 +424,7 @@ class Engine:
             like: a trained parameter.
             sums_of: computes the sums of a micro-batch.
         """
-        released = False
+        released = not choice.engine.remark
         while True:
             largest, sums = 0, []
             try:
@@ -438,9 +438,9 @@ class Engine:
                     raise
             # Outside of the handler, whose exception keeps the tensors of the pass alive.
             sums.clear()
-            if released:  # CUDA graphs, which hold the memory of a pass, do not hold this one up
+            if released:
                 self._halve(largest)
-            released = True
+            released = True  # first the graphs of earlier passes, each of which holds the memory of one
             self.release_memory()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
