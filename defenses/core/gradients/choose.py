@@ -340,7 +340,7 @@ class _Trial:
             by_example = self._answers(examples)
             for answers in dict.fromkeys(by_example):
                 differing = [
-                    any(other[k : k + 1] != answers[k : k + 1] for other in by_example) for k in range(len(answers))
+                    any(theirs[k : k + 1] != answers[k : k + 1] for theirs in by_example) for k in range(len(answers))
                 ]
                 if answers and all(differing) and self._is_right(answers, examples, batches):
                     return Expanded.informed(self._model, self._loss, self._layout, examples, answers)
@@ -468,11 +468,11 @@ class _Trial:
             for inputs in inputs_of(self._values, (size, *self._inputs.shape[1:]), generator)
         )
         if self._padding is not None and x.dim() > 1:
-            value, other = self._padding
-            x = x.masked_fill(x == value, other)
+            padding, word = self._padding
+            x = x.masked_fill(x == padding, word)
             half = size - size // 2  # the first example, and its copies
             for padded in (slice(0, 1), slice(half, half + size // 4)):
-                x[padded, x.shape[1] // 2 :] = value
+                x[padded, x.shape[1] // 2 :] = padding
         y = self._made_up_targets(size, generator)
         return SyntheticBatch(x, y, words(record_keys(x, y), 1, 0).flatten(), neighbour)
 

@@ -128,7 +128,7 @@ def _shared_calls(
 
     fewer = torch.arange(_FEWER, device=examples.inputs.device)
     pairs = zip(shapes(examples), shapes(examples.chosen(fewer)), strict=False)
-    return {number: shape for number, ((layer, shape), other) in enumerate(pairs) if other == (layer, shape)}
+    return {number: call[1] for number, (call, of_fewer) in enumerate(pairs) if call == of_fewer}
 
 
 def _unless_it_fails(losses: Callable[[], Tensor]) -> Tensor | None:
