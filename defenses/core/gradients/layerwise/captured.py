@@ -55,7 +55,7 @@ def padded(examples: int) -> int:
 
 
 class FixedState:
-    """What a graph has fixed of a model and its loss: attributes of their objects, and addresses of their tensors.
+    """State of a model and its loss that a graph has fixed: attributes of their objects, addresses of their tensors.
 
     The attributes are kept, so that the memory of a tensor that is replaced is not used again.
     """
