@@ -230,19 +230,17 @@ class Scaled(nn.Module):
         super().__init__()
         self.body, self.slope = network(), nn.LeakyReLU(0.5)
         self.scale, self.factors = 1.0, [1.0]
-        self.shift = nn.Linear(1, 1).weight.detach().new_zeros(())
+        self.unit = torch.ones(())
 
     def forward(self, inputs):
-        return (
-            self.slope(self.body(inputs)) * self.scale * self.factors[0] + self.shift.to(inputs.device) * inputs.sum()
-        )
+        return self.slope(self.body(inputs)) * self.scale * self.factors[0] * self.unit.to(inputs.device)
 
 
 CHANGES = {
     "setting": lambda model: setattr(model.slope, "negative_slope", 0.0),
     "number": lambda model: setattr(model, "scale", 3.0),
     "entry of a list": lambda model: model.factors.__setitem__(0, 3.0),
-    "tensor": lambda model: setattr(model, "shift", torch.ones(())),
+    "tensor": lambda model: setattr(model, "unit", torch.tensor(3.0)),
     "hook": lambda model: model.body.register_forward_hook(lambda _layer, _inputs, outputs: outputs * 3),
 }
 
