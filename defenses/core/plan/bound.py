@@ -24,8 +24,7 @@ from torch import Tensor
 
 from .linear_algebra.lengths import lengths
 
-# Numbers that a GPU converts to float64 in less time than a wait for a result takes.
-_WIDENED = 2**22
+_WIDENED = 2**24  # numbers of rows that a GPU converts to float64 at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +185,9 @@ def row_norms(
         rows: rows to measure.
         computed: result of `lengths(rows)`, if known.
     """
-    if not rows.is_cpu and rows.numel() <= _WIDENED:
-        return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    if not rows.is_cpu:  # without a look at results, for which the device would have to be waited for
+        chunks = rows.split(max(1, _WIDENED // max(1, rows.shape[1])))
+        return torch.cat([torch.linalg.vector_norm(chunk, dim=1, dtype=torch.float64) for chunk in chunks])
     norms = lengths(rows) if computed is None else computed
     # A float32 square overflows above 1e19 and underflows below 1e-22, and float64 reductions are many times slower.
     if rows.dtype == torch.float64 or bool(((norms > 1e-10) & (norms < 1e15)).all()):

@@ -10,9 +10,11 @@ Passes on a GPU are of one size (`executor.py`), so a model has one graph, as a 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -29,6 +31,9 @@ from .masks import Spans
 MOST_GRAPHS = 4
 """Graphs of a model that are kept, each with the memory of a pass."""
 _AGREES = 1e-3  # relative difference of a replay from the pass that it was captured from, in float32
+_NEGLIGIBLE = 1e-12  # squared norm, in gradient units, below which examples are not compared
+_USED = "CUDA graph"
+_WAIT = "called a synchronizing CUDA operation"  # PyTorch's warning
 
 PassOf = Callable[[Tensor, Tensor], BatchGradients]
 
@@ -42,9 +47,36 @@ def capturable(plan: StepPlan) -> bool:
     )
 
 
-def addresses(model: nn.Module) -> tuple[int, ...]:
-    """Returns where the model's tensors lie in memory, which a graph has fixed."""
-    return tuple([values.data_ptr() for values in chain(model.parameters(), model.buffers())])
+class FixedState:
+    """State of a model and its loss that a graph has fixed: attributes of their objects, addresses of their tensors.
+
+    The attributes are kept, so that the memory of a tensor that is replaced is not used again.
+    """
+
+    def __init__(self, *roots: Any) -> None:
+        """Takes modules, with all modules inside, and other objects."""
+        objects = [inner for root in roots for inner in (root.modules() if isinstance(root, nn.Module) else (root,))]
+        attributes = [getattr(each, "__dict__", {}) for each in objects]
+        inner = [value for own in attributes for value in own.values()]
+        # Parameters, buffers and hooks are entries of dicts.
+        self._dicts = attributes + [value for value in inner if isinstance(value, dict)]
+        self._lists = [value for value in inner if isinstance(value, list)]
+        self._values = self._attributes()
+        self._tensors = [v for v in self._values if isinstance(v, Tensor) and v.layout is torch.strided]
+        self._addresses = self._in_memory()
+
+    def unchanged(self) -> bool:
+        """Returns whether the attributes are the same objects, and the tensors lie where they lay."""
+        values = self._attributes()
+        same = len(values) == len(self._values) and all(map(is_, values, self._values))
+        return same and self._in_memory() == self._addresses
+
+    def _attributes(self) -> list[Any]:
+        """Returns all attributes, and the entries of those that are dicts or lists."""
+        return [*chain.from_iterable(map(dict.values, self._dicts)), *chain.from_iterable(self._lists)]
+
+    def _in_memory(self) -> list[int]:
+        return [values.data_ptr() for values in self._tensors]
 
 
 class CapturedGradients(BatchGradients):
@@ -89,7 +121,10 @@ class CapturedPass:
         graphs = graphs_on(inputs.device)
         with graphs.beside():
             gradients = pass_of(self._inputs, self._targets)
-            squares, self._factors = gradients._squares.value.clone(), gradients.like.new_ones(gradients.examples)
+            squares, rounding = gradients._squares.value.clone(), gradients._squares.rounding
+            allowed = _AGREES * squares.abs() + _NEGLIGIBLE + (0.0 if rounding is None else rounding)
+            # Factors that make all norms one: the sum of a batch with a huge example shows the others' too.
+            self._factors = squares.clamp(min=_NEGLIGIBLE).rsqrt().nan_to_num(nan=0.0).to(gradients.like)
             total = gradients._sum(gradients.terms, self._factors).clone()
         del gradients
         with graphs.capture() as self._pass:
@@ -99,8 +134,8 @@ class CapturedPass:
             self._sum = self.gradients._sum(self.gradients.terms, self._factors)
         self._pass.replay()
         self._weighted.replay()
-        _refuse_differences("norms", self.squares.value, squares)
-        _refuse_differences("sums", self._sum, total)
+        _refuse_differences("norms", self.squares.value, squares, allowed)
+        _refuse_differences("sums", self._sum, total, _AGREES * total.abs().where(total.isfinite(), 0.0).amax())
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> CapturedGradients:
         """Replays the pass on a batch; the gradients are valid until the next replay."""
@@ -116,15 +151,20 @@ class CapturedPass:
         return self._sum.clone()
 
 
-def _refuse_differences(what: str, replayed: Tensor, expected: Tensor) -> None:
+def _refuse_differences(what: str, replayed: Tensor, expected: Tensor, allowed: Tensor) -> None:
     """Refuses results of a replay that differ from those of the pass that it was captured from.
+
+    Args:
+        what: name of the results.
+        replayed: those of the replay.
+        expected: those of the pass; what is not finite is not compared.
+        allowed: largest differences.
 
     Raises:
         RuntimeError: names the results.
     """
-    differences = (replayed - expected).abs() > _AGREES * expected.abs().amax()
-    # A result that is not finite differs from itself, and says nothing.
-    if bool((differences & expected.isfinite()).any()):
+    agrees = (replayed - expected).abs() <= allowed  # false for NaN
+    if not bool((agrees | ~expected.isfinite()).all()):
         raise RuntimeError(f"a replay gives other {what} than the pass that it was captured from")
 
 
@@ -134,22 +174,58 @@ class _Graphs:
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+        self._index = torch.cuda.current_device() if device.index is None else device.index
+        self._generator = torch.cuda.default_generators[self._index]
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Runs on the stream of the captures: libraries allocate their workspaces at their first call on a stream."""
-        current = torch.cuda.current_stream(self._device)
+        """Runs on the stream of the captures: libraries allocate their workspaces at their first call on a stream.
+
+        Raises:
+            RuntimeError: if what runs waits for the device, or draws numbers. A capture that such a wait ends leaves
+                PyTorch's allocator in the state of a capture, and a draw would repeat those of other code.
+        """
+        current, offset = torch.cuda.current_stream(self._device), self._generator.get_offset()
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            yield
+        mode = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as recorded:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                with torch.cuda.stream(self._stream):
+                    yield
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
         current.wait_stream(self._stream)
+        waits = [warning for warning in recorded if _WAIT in str(warning.message)]
+        if waits:
+            raise RuntimeError(f"the pass waits for the device at {waits[0].filename}:{waits[0].lineno}")
+        if self._generator.get_offset() != offset:
+            raise RuntimeError("the pass draws random numbers from the device's default generator")
 
     @contextmanager
     def capture(self) -> Iterator[torch.cuda.CUDAGraph]:
-        """Captures what runs in the context."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            yield graph
+        """Captures what runs in the context; after a failure, the process can compute and capture as before."""
+        graph, failure = torch.cuda.CUDAGraph(), None
+        state = self._generator.graphsafe_get_state()
+        # A capture that fails leaves its mark on the generator's state, which then refuses to draw.
+        self._generator.graphsafe_set_state(state.clone_state())
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                try:
+                    yield graph
+                except Exception as error:
+                    failure = error
+                    raise
+        except Exception:
+            # Private to PyTorch, which up to 2.11 does not do so itself if the end of the capture fails.
+            with suppress(AttributeError, RuntimeError):
+                torch._C._cuda_endAllocateToPool(self._index, self._pool)
+            if failure is not None:
+                raise failure from None  # rather than what the end of the failed capture says
+            raise
+        finally:
+            self._generator.graphsafe_set_state(state)
 
 
 graphs_on: Callable[[torch.device], Any] = _Graphs
@@ -159,16 +235,16 @@ class CapturedPasses:
     """The graphs of a model by size and kind of batch; a pass that cannot be captured runs without one.
 
     Attributes:
-        note: what the record says of them: empty before the first.
+        note: what the record says of them: empty while there are none.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        """Starts without graphs."""
-        self._model, self.note = model, ""
+    def __init__(self, model: nn.Module, loss: Any = None) -> None:
+        """Starts without graphs, for a model and a loss that passes use."""
+        self._roots, self.note = (model, loss), ""
         self._seen: set[tuple[object, ...]] = set()
         self._graphs: dict[tuple[object, ...], CapturedPass] = {}
-        self._addresses: tuple[int, ...] = ()
-        self._failed = False
+        self._state: FixedState | None = None
+        self._failed = self._out_of_memory = False
 
     def gradients(
         self, pass_of: PassOf, inputs: Tensor, targets: Tensor, *, views: int, kind: object
@@ -186,23 +262,28 @@ class CapturedPasses:
         """
         if self._failed:
             return None
-        if self._addresses != (in_memory := addresses(self._model)):
+        if self._state is None or not self._state.unchanged():
             self.clear()
-            self._addresses = in_memory
+            self._state = FixedState(*self._roots)
         key = (inputs.shape, inputs.dtype, targets.shape, targets.dtype, views, kind)
         if key not in self._graphs:
             if key not in self._seen:
                 self._seen.add(key)
                 return None
+            if len(self._graphs) >= MOST_GRAPHS:
+                self._free(next(iter(self._graphs)))
             try:
                 captured = CapturedPass(pass_of, inputs, targets)
-            except (RuntimeError, ValueError, TypeError) as error:  # of CUDA, or of any code of a user's model
-                self._failed, self.note = True, f"no CUDA graph: {str(error).splitlines()[0][:120]}"
-                self._graphs.clear()
+                if not self._state.unchanged():
+                    raise RuntimeError("a pass changes attributes of the model or the loss, and a replay would not")
+            except Exception as error:  # of CUDA, or of any code of a user's model
+                self.clear()
+                # Memory may be free later, but a second attempt is the last.
+                self._failed = self._out_of_memory or not isinstance(error, torch.OutOfMemoryError)
+                self._out_of_memory = not self._failed
+                self.note = f"no CUDA graph: {(str(error) or type(error).__name__).splitlines()[0][:120]}"
                 return None
-            while len(self._graphs) >= MOST_GRAPHS:
-                self._graphs.pop(next(iter(self._graphs)))
-            self._graphs[key], self.note = captured, "CUDA graph"
+            self._graphs[key], self.note = captured, _USED
         else:
             self._graphs[key] = self._graphs.pop(key)  # the last to go
         return self._graphs[key](inputs, targets)
@@ -214,5 +295,15 @@ class CapturedPasses:
 
     def clear(self) -> None:
         """Frees all graphs and their memory."""
-        self._graphs.clear()
+        self._free(*self._graphs)
         self._seen.clear()
+        self._state = None
+        if self.note == _USED:
+            self.note = ""
+
+    def _free(self, *keys: tuple[object, ...]) -> None:
+        """Frees graphs once the device has done their replays."""
+        freed = [self._graphs.pop(key) for key in keys]
+        for device in {graph.squares.value.device for graph in freed}:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)

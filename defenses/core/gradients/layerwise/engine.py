@@ -106,7 +106,7 @@ class Layerwise(PerExample):
         for name in bare:
             if name not in self._uses.bare:
                 raise Unsupported(not_held(model, name))
-        self.graphs = CapturedPasses(model)
+        self.graphs = CapturedPasses(model, loss)
         self._forward = AttentionModel(model, projections) if projections else ModelFunction(model)
         # Kernels to pass channels-last; a parametrised kernel is computed in the forward pass, in its own order.
         self._kernels = [

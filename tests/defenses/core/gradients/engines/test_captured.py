@@ -1,6 +1,7 @@
 """CUDA graphs of a pass, on a pretend device whose graph replays the recorded operations into the same memory."""
 
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -24,6 +25,7 @@ from leakbench.defenses.core import (
 )
 from leakbench.defenses.core.gradients.layerwise import captured
 from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
+from leakbench.defenses.core.plan import bound
 from tests.pretend_device import device
 
 
@@ -212,3 +214,210 @@ def test_drawn_entries_run_without_a_graph(pretend):
     assert torch.equal(updates[0], updates[1])
     assert not torch.equal(updates[1], updates[2])
     assert "graph" not in engine.name
+
+
+class Scaled(nn.Module):
+    """A network with what no parameter or buffer holds: a number, a tensor, a layer's setting, hooks."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.slope = network(), nn.LeakyReLU(0.5)
+        self.scale, self.factors = 1.0, [1.0]
+        self.unit = torch.ones(())
+
+    def forward(self, inputs):
+        return self.slope(self.body(inputs)) * self.scale * self.factors[0] * self.unit.to(inputs.device)
+
+
+CHANGES = {
+    "setting": lambda model: setattr(model.slope, "negative_slope", 0.0),
+    "number": lambda model: setattr(model, "scale", 3.0),
+    "entry of a list": lambda model: model.factors.__setitem__(0, 3.0),
+    "tensor": lambda model: setattr(model, "unit", torch.tensor(3.0)),
+    "hook": lambda model: model.body.register_forward_hook(lambda _layer, _inputs, outputs: outputs * 3),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_graph_is_not_replayed_once_the_model_has_changed(change, pretend):
+    model, (images, labels) = Scaled().to(pretend), next(batches(16))
+    engine, on_device = Engine(model, engine="layerwise"), (images.to(pretend), labels.to(pretend))
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(100.0)))
+    for _ in range(5):
+        engine.clipped_sums(plan, *on_device)
+    (graph,) = graphs_of(engine, pretend)._graphs.values()
+    assert graph._pass.replays == 1 + 4  # captured once
+    change(model)
+    expected = Engine(copy.deepcopy(model), engine="layerwise").clipped_sums(plan, *on_device)
+    sums = engine.clipped_sums(plan, *on_device)
+    torch.testing.assert_close(sums[0].cpu(), expected[0].cpu(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_graph_is_not_replayed_once_the_loss_has_changed(pretend):
+    class Weighted:
+        weight = 1.0
+
+        def __call__(self, outputs, targets):
+            return self.weight * nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    loss, on_device = Weighted(), [values.to(pretend) for values in next(batches(16))]
+    state = captured.FixedState(network(), loss)
+    loss.weight = 1.0
+    assert not state.unchanged()
+    loss = Weighted()
+    loss.weight = 1.0
+    engine = Engine(network().to(pretend), loss=loss, engine="layerwise")
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(100.0)))
+    before = [engine.clipped_sums(plan, *on_device)[0].cpu() for _ in range(3)][-1]
+    loss.weight = 3.0
+    torch.testing.assert_close(engine.clipped_sums(plan, *on_device)[0].cpu(), 3 * before, rtol=1e-4, atol=1e-5)
+
+
+def failing(monkeypatch, *errors):
+    """Lets the next captures fail."""
+    remaining = list(errors)
+
+    class Failing(Recordings):
+        @contextmanager
+        def capture(self):
+            if remaining:
+                raise remaining.pop(0)
+            with super().capture() as recording:
+                yield recording
+
+    monkeypatch.setattr(captured, "graphs_on", Failing)
+
+
+@pytest.mark.parametrize(("shortages", "note"), [(1, "CUDA graph"), (2, "no CUDA graph: out of memory")])
+def test_a_capture_without_memory_is_tried_once_more(shortages, note, pretend, monkeypatch):
+    failing(monkeypatch, *[torch.OutOfMemoryError("out of memory")] * shortages)
+    images, labels = (values.to(pretend) for values in next(batches(16)))
+    engine = Engine(network().to(pretend), engine="layerwise")
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(0.5)))
+    for _ in range(6):
+        engine.clipped_sums(plan, images, labels)
+    assert graphs_of(engine, pretend).note == note
+    engine.release_memory()
+    assert graphs_of(engine, pretend).note == ("" if shortages == 1 else note)
+
+
+def test_an_error_without_words_is_noted_by_its_name(pretend, monkeypatch):
+    failing(monkeypatch, NotImplementedError())
+    images, labels = (values.to(pretend) for values in next(batches(16)))
+    engine = Engine(network().to(pretend), engine="layerwise")
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(0.5)))
+    for _ in range(2):
+        engine.clipped_sums(plan, images, labels)
+    assert graphs_of(engine, pretend).note == "no CUDA graph: NotImplementedError"
+
+
+def test_a_graph_is_freed_before_another_is_captured(pretend, monkeypatch):
+    alive, create = [], captured.CapturedPass.__init__
+    engine = Engine(network().to(pretend), engine="layerwise")
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(0.5)))
+    graphs = graphs_of(engine, pretend)
+
+    def counted(self, *args):
+        alive.append(1 + len(graphs._graphs))
+        create(self, *args)
+
+    monkeypatch.setattr(captured.CapturedPass, "__init__", counted)
+    for images, labels in batches(*(size for size in range(2, 4 + captured.MOST_GRAPHS) for _ in range(2))):
+        engine.clipped_sums(plan, images.to(pretend), labels.to(pretend))
+    assert max(alive) == captured.MOST_GRAPHS
+
+
+@pytest.mark.parametrize("first", [float("nan"), 1e12])
+def test_a_single_example_does_not_hide_other_norms(first):
+    expected = torch.tensor([first, 1.0, 1e-3])
+    allowed = captured._AGREES * expected.abs() + captured._NEGLIGIBLE
+    captured._refuse_differences("norms", expected.clone(), expected, allowed)
+    for wrong in (1.01e-3, float("nan")):
+        with pytest.raises(RuntimeError, match="other norms"):
+            captured._refuse_differences("norms", torch.tensor([first, 1.0, wrong]), expected, allowed)
+
+
+class Generator:
+    """A stand-in of a device's default generator."""
+
+    state, offset = "own", 0
+
+    def get_offset(self):
+        return self.offset
+
+    def graphsafe_get_state(self):
+        return self
+
+    def clone_state(self):
+        return "clone"
+
+    def graphsafe_set_state(self, state):
+        self.state = "own" if state is self else state
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """Stand-ins of the functions of CUDA that a capture calls; returns what they were called with."""
+
+    class Capture:
+        def __init__(self, _graph, **settings):
+            calls["settings"] = settings
+
+        def __enter__(self):
+            pass
+
+        def __exit__(self, kind, *_):
+            if kind is not None:
+                raise RuntimeError("capture_end: the capture is invalid")
+
+    class Stream:
+        def wait_stream(self, _other):
+            pass
+
+    generator, calls = Generator(), {"modes": [0], "ended": []}
+    calls["generator"] = generator
+    stand_ins = {
+        "Stream": lambda _device: Stream(),
+        "current_stream": lambda _device: Stream(),
+        "stream": lambda _stream: nullcontext(),
+        "graph_pool_handle": lambda: (0, 1),
+        "CUDAGraph": object,
+        "graph": Capture,
+        "default_generators": (generator,),
+        "get_sync_debug_mode": lambda: calls["modes"][-1],
+        "set_sync_debug_mode": calls["modes"].append,
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *of: calls["ended"].append(of), raising=False)
+    return calls
+
+
+def test_a_failed_capture_leaves_generator_and_allocator_as_they_were(cuda):
+    graphs = captured._Graphs(torch.device("cuda", 0))
+    with graphs.capture():
+        assert cuda["generator"].state == "clone"
+    assert (cuda["generator"].state, cuda["ended"]) == ("own", [])
+    assert cuda["settings"]["capture_error_mode"] == "thread_local"
+    with pytest.raises(ValueError, match="the model's own"), graphs.capture():
+        raise ValueError("the model's own")
+    assert (cuda["generator"].state, cuda["ended"]) == ("own", [(0, (0, 1))])
+
+
+def test_a_pass_that_waits_or_draws_is_refused_before_a_capture(cuda):
+    graphs = captured._Graphs(torch.device("cuda", 0))
+    with graphs.beside():
+        assert cuda["modes"][-1] == "warn"
+    with pytest.raises(RuntimeError, match=r"waits for the device at .*test_captured"), graphs.beside():
+        warnings.warn(captured._WAIT, stacklevel=1)
+    assert cuda["modes"] == [0, "warn", 0, "warn", 0]
+    with pytest.raises(RuntimeError, match="draws random numbers"), graphs.beside():
+        cuda["generator"].offset = 4
+
+
+def test_norms_on_a_device_are_computed_without_a_wait(pretend, monkeypatch):
+    monkeypatch.setattr(bound, "_WIDENED", 64)
+    rows = torch.randn(9, 30)
+    with Recording():  # refuses a wait
+        norms = bound.row_norms(rows.to(pretend))
+    torch.testing.assert_close(norms.cpu(), rows.double().norm(dim=1), rtol=1e-6, atol=0)
