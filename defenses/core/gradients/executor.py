@@ -166,9 +166,9 @@ class _Part(NamedTuple):
     size: int | None = None
 
     @property
-    def counted(self) -> int | None:
-        """Number of examples that count; None without padding."""
-        return None if self.size is None else self.chosen.stop - self.chosen.start
+    def counted(self) -> dict[str, int]:
+        """The argument of `sums` for padding: the number of examples that count; none without padding."""
+        return {} if self.size is None else {"counted": self.chosen.stop - self.chosen.start}
 
     def entered(self, values: Tensor, views: int) -> Tensor:
         """Returns values of the entries of a pass, given those of the chosen examples: padded by the first's."""
@@ -253,7 +253,7 @@ class Engine:
         self._expected_batch, self._domains, self._unchecked = expected_batch, domains, unchecked
         self._checked: dict[object, ChosenEngine] = {}
         self._halved = False
-        self._passes = precision_for(self._first(), precision)
+        self._passes: Precision = precision_for(self._first(), precision)
 
     def prepare(self, inputs: Tensor, targets: Tensor, *, exact: bool = False) -> ChosenEngine:
         """Chooses and checks the engine, once per shape, dtype and mode of the model; reads no value of the data.
@@ -402,7 +402,7 @@ class Engine:
                 None if keys_of_part is None else chosen.entered(keys_of_part, views),
             )
             with entries(keys_of_part), full_precision(self._passes):
-                sums = choice.engine.sums(plan.plan, x, y, views=views, counted=chosen.counted)
+                sums = choice.engine.sums(plan.plan, x, y, views=views, **chosen.counted)
             return _per_example(sums, chosen.copies)
 
         parts = self._micro_batches(choice, inputs.shape[0], like, sums_of)
@@ -467,7 +467,7 @@ class Engine:
         like, choice = self._first().detach(), self.prepare(inputs, targets)
         with full_precision(self._passes):
             answers = [
-                _per_example(engine.sums(plan, x, y, views=views, counted=part.counted), part.copies)
+                _per_example(engine.sums(plan, x, y, views=views, **part.counted), part.copies)
                 for engine, x, y, part in self._entries(inputs, targets, views)
             ]
         self._describe(choice)
