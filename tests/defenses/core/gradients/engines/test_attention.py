@@ -1,5 +1,7 @@
 """`nn.MultiheadAttention` by its two linear layers: inputs of its own and of others, masks, dropout, either order."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -29,7 +31,7 @@ class Attending(nn.Module):
         self.others, self.masks, self.weights = others, masks, weights
 
     def forward(self, inputs):
-        values = {"query": torch.tanh(inputs)}
+        values: dict[str, Any] = {"query": torch.tanh(inputs)}
         values |= {name: values["query"] for name in ("key", "value")}
         other = self.into(inputs)[:, :4]
         values |= dict.fromkeys(self.others, other)

@@ -1,5 +1,7 @@
 """Small models of transformers and timm, with random weights: our engine serves each, with the gradients of a loop."""
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from torch import nn
@@ -36,7 +38,7 @@ class Scores(nn.Module):
         return self.inner(inputs, **masks).logits
 
 
-def of_transformers(name: str, head: str, settings: dict[str, object]) -> nn.Module:
+def of_transformers(name: str, head: str, settings: Mapping[str, object]) -> nn.Module:
     library = pytest.importorskip("transformers", reason="transformers is no dependency of leakbench")
     configuration = getattr(library, f"{name}Config")(num_labels=CLASSES, **settings)
     return getattr(library, f"{name}For{head}Classification")(configuration)

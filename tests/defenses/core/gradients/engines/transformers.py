@@ -1,5 +1,7 @@
 """Networks with what transformers have: positions looked up once, tokens and scales as parameters of no layer."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -57,7 +59,14 @@ class Block(nn.Module):
 class Text(nn.Module):
     """A classifier of words; positions are looked up for the whole batch, with a dimension for it or without."""
 
-    def __init__(self, norm=nn.LayerNorm, *, batch: bool = True, normed: bool = False, types: bool = False) -> None:
+    def __init__(
+        self,
+        norm: Callable[[int], nn.Module] = nn.LayerNorm,
+        *,
+        batch: bool = True,
+        normed: bool = False,
+        types: bool = False,
+    ) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH + 2, WIDTH)
         self.types = nn.Embedding(2, WIDTH) if types else None
