@@ -14,7 +14,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -140,7 +140,7 @@ def _in_processes(
         _end(pools.values(), others, drafts, in_progress=bool(waiting))
 
 
-def _end(pools: Iterable[ProcessPoolExecutor], others: set[BaseProcess], drafts: Path, *, in_progress: bool) -> None:
+def _end(pools: Iterable[Executor], others: set[BaseProcess], drafts: Path, *, in_progress: bool) -> None:
     """Ends the processes of pools, also on an interrupt or when the caller stops: queued units are dropped."""
     with _interrupts_ignored():  # a second Control-C would leave this unfinished; it takes no time
         workers = [process for process in multiprocessing.active_children() if process not in others]

@@ -9,7 +9,7 @@ A class is a kernel, an instance of it the code for a format or for a layer's si
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ class ReferenceResult(NamedTuple):
     error: Tensor | float
 
 
+@runtime_checkable
 class Kernel(Protocol):
     """Protocol of all kernels; subclasses are frozen dataclasses of the settings that the code is compiled for."""
 

@@ -5,10 +5,10 @@ import os
 import platform
 import sys
 import time
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -98,7 +98,7 @@ def test_what_a_piece_of_work_freed_is_given_back(tmp_path):
     assert resident() - before < 60
 
 
-class InThisProcess:
+class InThisProcess(Executor):
     """A pool whose work is done when it is submitted, and that is known by the number of its processes."""
 
     submitted: ClassVar[list[tuple[int, str]]] = []
@@ -106,13 +106,13 @@ class InThisProcess:
     def __init__(self, count, **_):
         self.count = count
 
-    def submit(self, function, work, piece):
-        self.submitted.append((self.count, piece))
-        future: Future[str] = Future()
-        future.set_result(function(work, piece))
+    def submit(self, fn, /, *args, **_):
+        self.submitted.append((self.count, args[-1]))
+        future: Future[Any] = Future()
+        future.set_result(fn(*args))
         return future
 
-    def shutdown(self, **_):
+    def shutdown(self, wait=True, *, cancel_futures=False):
         pass
 
 
