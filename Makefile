@@ -6,7 +6,7 @@ OUT ?= results/quick
 DEVICE ?= cpu
 QUICK ?=
 SPEED ?=
-# Of `make gpu-check`: options of its command, as --seconds 300 --only steps.
+# Options of the command of `make gpu-check`, as --seconds 300 --only steps.
 GPU_CHECK ?=
 # Candidates, in order; the first one of a version that we support is used.
 PYTHON ?= python3 python3.14 python3.13 python3.12 python3.11

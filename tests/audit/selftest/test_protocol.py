@@ -50,7 +50,7 @@ def test_a_mapping_states_releases_and_a_claim():
 
 @pytest.mark.parametrize("says_releases", [True, False])
 def test_a_trainer_may_use_an_accelerator(accelerator, says_releases):
-    """As most of others do; the battery computes on the CPU."""
+    """Reports tensors on the device, as most trainers do; the battery computes on the CPU."""
 
     def train(model, examples, **given):
         model = model.to(accelerator)

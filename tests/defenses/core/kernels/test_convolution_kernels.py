@@ -161,7 +161,7 @@ def test_no_examples_have_no_results(kind):
 
 @each
 def test_code_does_not_grow_with_channels(kind):
-    # Of 4096 channels and a kernel of 12 x 13 it took minutes to compile.
+    # A layer of 4096 channels and a kernel of 12 x 13 took minutes to compile.
     def length(channels):
         sizes = FLAT | ({"kernel": (12, 13), "channels": (1, channels)} if kind == "rows" else {})
         g = geometry_of(**{"channels": (channels, channels)} | sizes)

@@ -1,4 +1,4 @@
-"""What is particular to normal numbers from ChaCha20; their comparison with PyTorch's is in test_kernels.py."""
+"""Normal numbers from ChaCha20: the cipher, its key, their distribution and rounding; see also `test_kernels.py`."""
 
 import math
 

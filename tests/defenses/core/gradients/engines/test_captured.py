@@ -91,7 +91,7 @@ def batches(*sizes):
 
 
 def graphs_of(engine, where):
-    """Those of the engine that `next(batches(...))` goes to."""
+    """Returns the graphs of the engine that computes `next(batches(...))`."""
     chosen = engine.prepare(*(values.to(where) for values in next(batches(16)))).engine
     assert isinstance(chosen, Layerwise)
     return chosen.graphs

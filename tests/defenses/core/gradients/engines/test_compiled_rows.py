@@ -244,7 +244,7 @@ def test_pixels_that_no_position_reads_may_be_anything():
     inputs, signals = images(2, g, (6, 9))
     expected = squares_of(inputs, signals, g)
     read = torch.zeros(6, 9, dtype=torch.bool)
-    # Of the padded input columns 0, 1, 3, 4, ... are read.
+    # Columns 0, 1, 3, 4, ... of the padded input are read.
     read[::2] = torch.arange(1, 10) % 3 < 2
     assert torch.equal(squares_of(torch.where(read, inputs, torch.nan), signals, g).value, expected.value)
 

@@ -1,4 +1,4 @@
-"""What a model uses once for the whole batch: each example's own gradients, or a refusal."""
+"""Uses that all entries of a batch share: each example's own gradients, or a refusal."""
 
 import pytest
 import torch

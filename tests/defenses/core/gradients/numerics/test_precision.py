@@ -86,7 +86,7 @@ def cancelling(kind, spread, seed):
     if kind == "conv1d":
         return nn.Conv1d(32, 16, 1, bias=False), inputs.mT.contiguous(), signals.mT.contiguous(), row
     groups = 4 if kind == "groups" else 1
-    # Of the largest of the groups' rows, which is shorter than all.
+    # A norm below that of all groups' rows together.
     return (
         nn.Conv2d(32, 16, 1, bias=False, groups=groups),
         inputs.mT.unflatten(2, (8, 16)).contiguous(),
