@@ -1,7 +1,7 @@
 """Checkpoints of training runs: written atomically, and read with a loader restricted to leakbench's own classes.
 
-A checkpoint is as private as the data: it holds the sampler's key and the noise generator's state, so that a resumed
-run continues exactly from there.
+A checkpoint is as private as the data: it holds the sampler's key and the state of seeded noise, so that a resumed run
+continues exactly from there. It is written before the first release, so that a killed run has one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..privacy import ledger, sampling
 from . import transcript
 
 _KIND = b"leakbench checkpoint "
-_MAGIC = _KIND + b"8\n"
+_MAGIC = _KIND + b"9\n"
 # The classes in transcripts and ledgers; torch's loader refuses any other class.
 _OURS = [
     adaptive_clip_norm.EncodedNormWithin,

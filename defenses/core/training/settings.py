@@ -198,9 +198,10 @@ class Recording:
         only: numbers of the other steps to keep; None for all of them.
         memory: limit in bytes for the kept steps that are not in `always`; the first step that exceeds it, and all
             later ones, are dropped. None for no limit.
-        checkpoint: file to resume from if it exists, and to write to. All components of the run must then be
-            inspectable: functions of plain values, no open files.
-        checkpoint_every: steps between writes; an epoch if None.
+        checkpoint: file to resume from if it exists, and to write to. With seeded noise, all components of the run must
+            then be inspectable: functions of plain values, no open files.
+        checkpoint_every: steps between writes; an epoch if None. A killed run is charged for as many steps once more,
+            because it may have taken them.
         progress: called with (steps done, steps) after each step.
         meter: receives the update of each step; None for no measurement.
     """
