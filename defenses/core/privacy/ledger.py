@@ -228,9 +228,13 @@ class Ledger:
         multiplier sigma / sqrt(n) can be split into n adaptive ones, and under a sampler this is the concurrent
         composition of interactive mechanisms, which costs as much as their composition (Vadhan & Zhang,
         "Concurrent Composition Theorems for Differential Privacy", STOC 2023; Lyu, "Composition Theorems for
-        Interactive Differential Privacy", NeurIPS 2022, for RDP). Correlated noise: the
-        releases of a stream Y = X + C^-1 Z amount to C X + Z, and rows that are taken again add rows of C X with fresh
-        noise, so the whole stream is charged at the smallest of its multipliers.
+        Interactive Differential Privacy", NeurIPS 2022, for RDP). Assumes that what a step releases, and at which
+        multiplier, does not follow from earlier releases: the charge is that of the last time.
+
+        Correlated noise: the releases of a stream Y = X + C^-1 Z amount to C X + Z, and rows that are taken again add
+        rows of C X with fresh noise, so the whole stream is charged at the smallest of its multipliers, with the
+        sensitivity of |C| X: after n passes a row was released for n histories, each of which moves it by at most the
+        row of |C|.
 
         Args:
             plan: executed plan.
@@ -421,7 +425,9 @@ def _of_stream(strategy: NoiseStrategy, begun: int, parts: list[Entry]) -> list[
     samplings = {e.sampling for e in parts}
     sampling = samplings.pop() if len(samplings) == 1 else full()
     sigma = min(e.noise_multiplier or 0.0 for e in parts)
-    return stream_events(strategy, sampling, sigma, first=first, position=first - begun, steps=last - first)
+    retaken = any(e.times > 1 for e in parts)
+    places = {"first": first, "position": first - begun, "steps": last - first}
+    return stream_events(strategy, sampling, sigma, **places, retaken=retaken)
 
 
 def _words(entries: list[Entry]) -> Iterator[str]:

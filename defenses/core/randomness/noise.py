@@ -124,9 +124,10 @@ class CipherNoise:
         return successor
 
     def leave(self, name: str) -> None:
-        """Continues with another stream, whose key follows from this one's and a name."""
+        """Continues with another stream, whose key follows from this one's, its number of draws, and a name."""
         with self._drawing:
-            self._rekey(f"noise/{name}/".encode())
+            # The number of draws, because copies of a stream may leave it at several places under the same name.
+            self._rekey(f"noise/{name}/{self._draws}/".encode())
 
     def _rekey(self, prefix: bytes) -> None:
         self._key, self._draws = hashlib.sha256(prefix + self._key).digest(), 0

@@ -13,6 +13,7 @@ import pickle
 import re
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,20 @@ def save(content: dict[str, Any], path: Path) -> None:
             # Otherwise a power cut may leave the new name on an empty file.
             os.fsync(file.fileno())
         Path(name).replace(path)
+        _settle(path.parent)
     except BaseException:  # an interrupt, too, must remove the temporary file
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _settle(folder: Path) -> None:
+    """Waits until a new name is on disk: an old file that returns after a power cut would charge too few steps."""
+    with suppress(OSError):  # not every file system can open a folder, or wait for it
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def load(path: Path, *, fingerprint: str, own: Sequence[type] = ()) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from ..gradients.checks.model_checks import Untrained
 from ..gradients.checks.synthetic_examples import Domains
 from ..gradients.executor import Engine, Release
 from ..gradients.power_iteration import PowerIterations
+from ..kernels.machine_code import processor_name
 from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
 from ..plan.public_data import GradientBatch, PublicGradients, refuse_shared, selected
 from ..privacy.ledger import Entry, Ledger
@@ -137,7 +138,7 @@ class OngoingRun:
 
     def run(self) -> Run:
         """Takes the remaining steps, from the start or from a checkpoint."""
-        total, progress = self.settings.steps, self.settings.recording.progress
+        total = self.settings.steps
         between_steps, done = False, 0
         try:
             first = done = self.begin()
@@ -148,9 +149,8 @@ class OngoingRun:
                 between_steps, done = True, step + 1
                 if done == self._next_save(step):
                     self._save(done)
-                if progress is not None:
-                    progress(done, total)
-        except KeyboardInterrupt:
+                self._report(done)
+        except (KeyboardInterrupt, SystemExit):  # the latter by a handler of SIGTERM, say
             if between_steps:  # otherwise the last checkpoint is the last consistent state
                 self._save(done, nothing_since=True)
             raise
@@ -159,6 +159,17 @@ class OngoingRun:
                 self.settings.recording.checkpoint.unlink(missing_ok=True)
             raise
         return self._finished()
+
+    def _report(self, done: int) -> None:
+        """Calls `progress`, whose error interrupts the run between two steps."""
+        progress = self.settings.recording.progress
+        if progress is None:
+            return
+        try:
+            progress(done, self.settings.steps)
+        except Exception:
+            self._save(done, nothing_since=True)
+            raise
 
     def _next_save(self, step: int) -> int:
         """Returns the number of steps taken at the first write of the checkpoint after a step."""
@@ -309,7 +320,7 @@ class OngoingRun:
             noise=self.noise,
             count=count,
             at_once=s.execution.microbatch or min(_AT_ONCE, math.ceil(count)),
-            memory_budget=s.execution.memory_budget,
+            memory_budget=self.runner.settled_budget(),
             input_domain=s.recipe.input_domain,
             unchecked=s.execution.unchecked,
         )
@@ -362,12 +373,15 @@ class OngoingRun:
     def _numerics(self) -> tuple[str, ...]:
         """Everything that the rounding of a sum depends on besides its inputs."""
         how, device = self.settings.execution, self.device
-        processor = (
-            torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
-        )
-        threads = torch.get_num_threads() if device.type == "cpu" else "any"
+        if device.type == "cuda":
+            cudnn: Any = torch.backends.cudnn
+            processor = (torch.cuda.get_device_name(device), cudnn.version(), cudnn.benchmark, cudnn.deterministic)
+        else:
+            # Libraries of one capability choose kernels by the processor, too.
+            processor = (torch.backends.cpu.get_cpu_capability(), processor_name(), torch.get_num_threads())
         settings = (how.engine, how.microbatch, how.memory_budget, self.runner.precision)
-        return tuple(map(str, (torch.__version__, device.type, processor, threads, *settings)))
+        strict = torch.are_deterministic_algorithms_enabled()
+        return tuple(map(str, (torch.__version__, device.type, *processor, strict, *settings)))
 
     def begin(self) -> int:
         """Starts the method, or restores a checkpoint; returns the number of the first step to take."""
@@ -385,6 +399,7 @@ class OngoingRun:
         if first < self.settings.steps:
             # Before any release: if this process is killed, the file says which steps it may have taken.
             self.untrained = Untrained(self.model)
+            self.runner.settled_budget()  # in the file, so that sums of the same steps are rounded alike
             self._save(first)
             self.created = first == 0 and not self.resumed
         if not self.started:
@@ -419,7 +434,13 @@ class OngoingRun:
             self.public.used = saved["public_used"]
         # A checkpoint is loaded to the CPU, so that it opens on any machine.
         self.stepper.state = _to(saved["state"], self.device)
-        self.stepper.context = replace(self.stepper.context, seed=self.seed, update=_to(saved["update"], self.device))
+        # Parameters, too: a method that starts again must plan at those of the file, whatever this process began with.
+        self.stepper.context = replace(
+            self.stepper.context,
+            seed=self.seed,
+            parameters=self.runner.layout.read(self.model),
+            update=_to(saved["update"], self.device),
+        )
         return saved["step"]
 
     def _go_on_with_noise(self, saved: dict[str, Any], *, alike: bool) -> None:

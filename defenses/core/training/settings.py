@@ -215,6 +215,14 @@ class Recording:
     progress: Callable[[int, int], None] | None = None
     meter: Meter | None = None
 
+    def __post_init__(self) -> None:
+        every = self.checkpoint_every
+        # With another number the file would not be written when it says, up to which steps a killed run is charged.
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+            raise ValueError(
+                f"checkpoint_every must be a whole number of at least 1, or None for an epoch, got {every!r}"
+            )
+
     def transcript(self, layout: Layout) -> Transcript:
         """Returns an empty transcript.
 

@@ -364,6 +364,21 @@ def test_a_crash_while_writing_leaves_the_old_file(halfway, monkeypatch):
     assert [p.name for p in halfway.parent.iterdir()] == [halfway.name]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="folders cannot be opened")
+def test_the_new_name_is_on_disk_before_the_run_goes_on(tmp_path, monkeypatch):
+    """Otherwise a power cut restores the old file, which charges fewer steps than were taken since."""
+    synced, sync = [], os.fsync
+
+    def watched(handle):
+        folder = stat.S_ISDIR(os.fstat(handle).st_mode)
+        synced.append((folder, (tmp_path / "c").exists()))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    disk.save({"fingerprint": "x"}, tmp_path / "c")
+    assert synced == [(False, False), (True, True)]
+
+
 def test_it_is_readable_by_its_owner_alone_because_it_holds_the_keys(halfway):
     assert stat.S_IMODE(halfway.stat().st_mode) == 0o600
     saved = disk.load(halfway, fingerprint=fingerprint(halfway))

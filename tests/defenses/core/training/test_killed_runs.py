@@ -16,6 +16,8 @@ from leakbench.defenses.core import (
     Execution,
     Ledger,
     Recording,
+    StepPlan,
+    StrategyRow,
     from_os,
     full,
     partition,
@@ -27,8 +29,11 @@ from leakbench.defenses.core import (
     shuffle,
     train,
 )
+from leakbench.defenses.core.gradients import executor
 from leakbench.defenses.core.plan.noise_correlation import Banded, Tree
+from leakbench.defenses.core.privacy.ledger import events_of
 from leakbench.defenses.core.training import checkpoint as disk
+from leakbench.defenses.core.training import ongoing
 from leakbench.defenses.core.training.ongoing import Engine, OngoingRun
 from leakbench.defenses.dp_ftrl import dp_ftrl
 from leakbench.defenses.dp_sgd import dp_sgd
@@ -132,6 +137,24 @@ def test_releases_before_the_first_step_are_charged_again_with_it(tmp_path):
     assert [(e.noise_multiplier, e.times) for e in run.ledger.entries if e.one_off] == [(5.0 / math.sqrt(2), 2)]
 
 
+def test_a_method_that_starts_again_plans_at_the_weights_of_the_file(tmp_path):
+    """Otherwise seeded noise would be drawn again on scores of other weights."""
+
+    def network():
+        other = duties.network()
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.mul_(-2)
+        return other
+
+    defense = dp_snip(noise_multiplier=1.0, mask_noise_multiplier=5.0)
+    before = killed(tmp_path / "c", 1, defense)
+    elsewhere = duties.World(network, duties.DATA, duties.PUBLIC, {})
+    run = duties.trained(defense, elsewhere, checkpoint=tmp_path / "c")
+    noisy = run.transcript.one_offs[0].noisy
+    assert noisy is not None and torch.equal(noisy[0], before[0])
+
+
 def test_a_stream_of_correlated_noise_is_charged_as_a_whole_at_the_multiplier_of_both_times(tmp_path):
     def tree(sigma):
         return dp_ftrl(noise_multiplier=sigma, tree_per_epoch=False)
@@ -161,6 +184,25 @@ def test_no_record_moves_both_passes_of_a_stream_by_more_than_is_charged(strateg
     charged_once = ((used @ c.T) ** 2).sum(axis=1)
     assert (separation <= 2 * charged_once * (1 + 1e-9)).all()
     assert (separation > 1.5 * charged_once).any()
+
+
+def test_a_stream_whose_strategy_has_both_signs_is_charged_for_the_worst_histories():
+    """All 2^8 signs of a record that is in every step; a step that is taken again may have the other sign."""
+    strategy, times = Banded(8, (1.0, -1.0)), 3
+    c = strategy.matrix()
+    signs = np.array([[1.0 if pattern >> step & 1 else -1.0 for step in range(8)] for pattern in range(2**8)])
+    kept = (signs @ c.T) ** 2
+    worst = np.maximum(kept, (np.abs(signs @ (c - np.eye(8)).T) + 1) ** 2)  # of the passes that were lost
+    moved = (kept + (times - 1) * worst).sum(axis=1).max() / np.linalg.norm(c, axis=0).max() ** 2
+    blocks = duties.history(DEFENSE)[0].plan.blocks
+    squares = {}
+    for unrecorded in ((), [(step, step + 1) for step in range(8)] * (times - 1)):
+        ledger = Ledger(full(), unrecorded=list(unrecorded))
+        for step in range(8):
+            ledger.record(StepPlan(*blocks, correlated=StrategyRow(strategy, step)).at(1.0), step=step)
+        (event,) = events_of(ledger.entries)
+        squares[len(unrecorded)] = 1 / event.noise_multiplier**2
+    assert times * squares[0] < moved <= squares[16]
 
 
 @pytest.mark.parametrize(
@@ -221,6 +263,48 @@ def test_a_run_goes_on_on_another_device(accelerator, tmp_path):
     run, whole = duties.trained(DEFENSE, checkpoint=tmp_path / "c", device=accelerator), duties.trained(DEFENSE)
     assert charges(run) == [(0, 6, 1.0, 1)]
     torch.testing.assert_close(duties.parameters(run), duties.parameters(whole), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("every", [0, -3, 2.5, True])
+def test_a_checkpoint_is_written_every_whole_number_of_steps(every):
+    with pytest.raises(ValueError, match="checkpoint_every must be a whole number of at least 1"):
+        Recording(checkpoint_every=every)
+
+
+def test_seeded_noise_is_another_on_a_processor_of_another_name(tmp_path, monkeypatch):
+    killed(tmp_path / "c", 3)
+    monkeypatch.setattr(ongoing, "processor_name", lambda: "another")
+    run = duties.trained(DEFENSE, checkpoint=tmp_path / "c")
+    assert charges(run) == [(0, 2, 1.0, 1), (2, 2, 1 / math.sqrt(2), 2), (4, 2, 1.0, 1)]
+
+
+def test_passes_are_of_the_same_size_again_whatever_memory_is_free_by_then(tmp_path, monkeypatch):
+    killed(tmp_path / "c", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "MEMORY_BUDGET", 1)
+        run = duties.trained(DEFENSE, checkpoint=tmp_path / "c")
+    duties.check_same_run(run, duties.trained(DEFENSE))
+
+
+def test_copies_of_a_file_that_leave_its_noise_at_two_places_draw_two_streams(tmp_path):
+    killed(tmp_path / "c", 3)
+    (tmp_path / "copy").write_bytes((tmp_path / "c").read_bytes())
+    killed(tmp_path / "c", 5)
+    later = killed(tmp_path / "c", 5, precision="bfloat16")
+    earlier = killed(tmp_path / "copy", 3, precision="bfloat16")
+    # Of 43 numbers; a stream that both had in common would leave the difference of their sums, of deviation 0.4.
+    assert float((later[0] - earlier[0]).std()) / math.sqrt(2) == pytest.approx(1.0, abs=0.6)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_an_error_of_the_progress_callback_interrupts_between_two_steps(error, tmp_path):
+    def progress(done, total):
+        if done == 3:
+            raise error("enough")
+
+    with pytest.raises(error, match="enough"):
+        duties.trained(DEFENSE, checkpoint=tmp_path / "c", progress=progress, noise=from_os())
+    assert charges(duties.trained(DEFENSE, checkpoint=tmp_path / "c", noise=from_os())) == [(0, 6, 1.0, 1)]
 
 
 @pytest.mark.parametrize("kind", FRESH)
