@@ -27,6 +27,7 @@ from . import transcript
 
 _KIND = b"leakbench checkpoint "
 _MAGIC = _KIND + b"9\n"
+_HEAD = len(_MAGIC) + 32  # bytes: with the digest
 # The classes in transcripts and ledgers; torch's loader refuses any other class.
 _OURS = [
     adaptive_clip_norm.EncodedNormWithin,
@@ -72,17 +73,45 @@ _OURS = [
 ]
 
 
-def save(content: dict[str, Any], path: Path) -> None:
-    """Writes a checkpoint; a crash leaves either the old file or the new file."""
+def head(path: Path) -> bytes | None:
+    """Returns the first bytes of a checkpoint, which identify its content; None without a file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_HEAD)
+    except FileNotFoundError:
+        return None
+
+
+def save(content: dict[str, Any], path: Path, heads: list[bytes] | None = None) -> None:
+    """Writes a checkpoint; a crash leaves either the old file or the new file.
+
+    Args:
+        content: of the file.
+        path: the file.
+        heads: heads of files that the run has read or written, to which that of the new file is added; None to replace
+            any file.
+
+    Raises:
+        ValueError: for a file of another process. Both have the same steps before them, and neither ledger would
+            charge the other's.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     memory = io.BytesIO()
     torch.save(content, memory)
     payload = memory.getvalue()  # not a view, which crashes Python in a collected cycle (CPython 3.12, 3.13)
+    first = _MAGIC + hashlib.sha256(payload).digest()
+    if heads is not None:
+        if head(path) not in (None, *heads):
+            raise ValueError(
+                f"checkpoint {path} must be written by one process at a time, and another has written it since; go on "
+                "from the file when no other process does, or name another file for another run"
+            )
+        heads.append(first)  # before the rename, after which an interrupt may come
     # In the same folder, because a rename is atomic only within a file system.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(_MAGIC + hashlib.sha256(payload).digest())
+            file.write(first)
             file.write(payload)
             file.flush()
             # Otherwise a power cut may leave the new name on an empty file.
@@ -104,13 +133,14 @@ def _settle(folder: Path) -> None:
             os.close(handle)
 
 
-def load(path: Path, *, fingerprint: str, own: Sequence[type] = ()) -> dict[str, Any]:
+def load(path: Path, *, fingerprint: str, own: Sequence[type] = (), heads: list[bytes] | None = None) -> dict[str, Any]:
     """Reads a checkpoint through torch's restricted loader.
 
     Args:
         path: the file.
         fingerprint: fingerprint of the run to be resumed.
         own: further allowed classes, of the run's method.
+        heads: heads of files that the run has read or written, to which this file's is added.
 
     Raises:
         ValueError: if the file is torn or changed, holds other classes, or belongs to another run.
@@ -118,11 +148,11 @@ def load(path: Path, *, fingerprint: str, own: Sequence[type] = ()) -> dict[str,
     if not path.is_file():  # reading a pipe would wait for a writer
         raise ValueError(f"checkpoint {path} must be a regular file; remove it to start afresh")
     raw = path.read_bytes()
-    head, payload = raw[: len(_MAGIC) + 32], raw[len(_MAGIC) + 32 :]
+    first, payload = raw[:_HEAD], raw[_HEAD:]
     if raw.startswith(_KIND) and not raw.startswith(_MAGIC):
         raise ValueError(f"checkpoint {path} must be one of this version of leakbench; delete it to start afresh")
     # The digest comes first: torch's reader accepts flipped bits in tensors, and a wrong ledger is a wrong claim.
-    if head != _MAGIC + hashlib.sha256(payload).digest():
+    if first != _MAGIC + hashlib.sha256(payload).digest():
         raise ValueError(f"checkpoint {path} must be a complete file of ours; delete it to start afresh")
     try:
         with torch.serialization.safe_globals([*_OURS, *own]):
@@ -139,6 +169,8 @@ def load(path: Path, *, fingerprint: str, own: Sequence[type] = ()) -> dict[str,
             f"checkpoint {path} belongs to another run (model, data, defense, settings or version of leakbench "
             "differ); delete it or name another file"
         )
+    if heads is not None:
+        heads.append(first)
     return content
 
 

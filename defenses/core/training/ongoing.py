@@ -127,6 +127,7 @@ class OngoingRun:
         self.transcript = s.recording.transcript(self.runner.layout)
         # Until a release, an error leaves no checkpoint behind, which would belong to a run with another setting.
         self.created = self.started = False
+        self.heads: list[bytes] = []  # of files that this run has read or written
         # Before seeds are drawn below: drawn seeds are not part of the fingerprint, and are restored from the file.
         self.mark = "" if s.recording.checkpoint is None else self._fingerprint(pool)
         # The public seed need only differ between runs; the sampler's key is a secret, and long enough for it.
@@ -155,8 +156,9 @@ class OngoingRun:
                 self._save(done, nothing_since=True)
             raise
         except Exception:
-            if self.created and not self.account.ledger.entries and self.settings.recording.checkpoint is not None:
-                self.settings.recording.checkpoint.unlink(missing_ok=True)
+            path = self.settings.recording.checkpoint
+            if self.created and not self.account.ledger.entries and path is not None and disk.head(path) in self.heads:
+                path.unlink(missing_ok=True)
             raise
         return self._finished()
 
@@ -393,7 +395,7 @@ class OngoingRun:
         path = self.settings.recording.checkpoint
         first = 0
         if path is not None and path.exists():
-            saved = disk.load(path, fingerprint=self.mark, own=own_posts(self.settings.defense))
+            saved = disk.load(path, fingerprint=self.mark, own=own_posts(self.settings.defense), heads=self.heads)
             self._refuse_contradiction(saved, path)
             first = self._restore(saved)
         if first < self.settings.steps:
@@ -518,7 +520,7 @@ class OngoingRun:
             "public_used": self._public_used,
             "update": self.stepper.context.update,
         }
-        disk.save(content, self.settings.recording.checkpoint)
+        disk.save(content, self.settings.recording.checkpoint, self.heads)
 
     @property
     def _public_used(self) -> bool:

@@ -307,10 +307,37 @@ def test_an_error_of_the_progress_callback_interrupts_between_two_steps(error, t
     assert charges(duties.trained(DEFENSE, checkpoint=tmp_path / "c", noise=from_os())) == [(0, 6, 1.0, 1)]
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_of_two_processes_with_one_file_only_the_last_goes_on_and_is_charged_for_both(begun, tmp_path, monkeypatch):
+    """The first is overtaken at its third step, or between its start and its first file."""
+    runs, released, execute, settled = [], {}, Engine.run, Engine.settled_budget
+
+    def counting(self, *args, **options):
+        out = execute(self, *args, **options)
+        released[self] = released.get(self, 0) + 1
+        return out
+
+    def overtaken(*_):
+        if not runs:
+            runs.append(None)
+            runs[0] = duties.trained(DEFENSE, checkpoint=tmp_path / "c", checkpoint_every=2, noise=from_os())
+
+    monkeypatch.setattr(Engine, "run", counting)
+    if not begun:
+        monkeypatch.setattr(Engine, "settled_budget", lambda self: (overtaken(), settled(self))[1])
+    settings = {"progress": lambda done, total: overtaken() if done == 3 else None} if begun else {}
+    with pytest.raises(ValueError, match="one process at a time"):
+        duties.trained(DEFENSE, checkpoint=tmp_path / "c", checkpoint_every=2, noise=from_os(), **settings)
+    expected = [(0, 2, 1.0, 1), (2, 2, 1 / math.sqrt(2), 2), (4, 2, 1.0, 1)] if begun else [(0, 6, 1.0, 1)]
+    assert charges(runs[0]) == expected
+    assert sorted(released.values()) == ([4, 4] if begun else [6])
+    assert charges(duties.trained(DEFENSE, checkpoint=tmp_path / "c", noise=from_os())) == expected
+
+
 @pytest.mark.parametrize("kind", FRESH)
 def test_no_checkpoint_has_the_key_of_noise_that_is_not_drawn_again(kind, tmp_path, monkeypatch):
     contents, save = [], disk.save
-    monkeypatch.setattr(disk, "save", lambda content, path: (contents.append(content), save(content, path)))
+    monkeypatch.setattr(disk, "save", lambda content, *rest: (contents.append(content), save(content, *rest)))
     noise: Any = FRESH[kind]()
     killed(tmp_path / "c", 3, noise=noise)
     assert contents and all(content["noise"] is None for content in contents)
