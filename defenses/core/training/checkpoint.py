@@ -1,7 +1,8 @@
 """Checkpoints of training runs: written atomically, and read with a loader restricted to leakbench's own classes.
 
-A checkpoint is as private as the data: it holds the sampler's key and the state of seeded noise, so that a resumed run
-continues exactly from there. It is written before the first release, so that a killed run has one.
+A checkpoint is as private as the data: it holds the sampler's key, the state of seeded noise, and what correlated noise
+of any kind keeps of earlier steps, so that a resumed run continues exactly from there. It is written before the first
+release, so that a killed run has one, and by one process at a time.
 """
 
 from __future__ import annotations

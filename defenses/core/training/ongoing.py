@@ -8,11 +8,12 @@ Guarantee:
     `Run.claim` is derived from the plans that were executed, and states its assumptions. Relation and sampler as in
     `sampling.py`; released: every noisy block of every step, the trained parameters, and the vectors of power
     iterations, which follow from the parameters (any other change by a forward pass is refused). A run that was killed
-    may have released steps after its last checkpoint, and takes them again. With `os` or `secure` noise, which no
+    may have released steps after its last checkpoint, and takes them again. With `os` or `secure` noise, whose key no
     checkpoint contains, the releases are new, and the ledger charges these steps once more. `seeded` noise is drawn
     again, which gives the same releases, because a digest of all their inputs ensures that the sums are the same
-    (`fingerprint.py`); on another machine, or in another precision, sums are rounded otherwise, so that the noise is
-    another and the steps are charged once more, too. A run that was interrupted between two steps has no such steps.
+    (`fingerprint.py`) up to rounding, and nothing that is known to decide of rounding has changed (`_numerics`).
+    Otherwise the noise is another, and the steps are charged once more, too. That the device itself rounds alike twice
+    is assumed, and the claim says so. A run that was interrupted between two steps has no such steps.
 """
 
 from __future__ import annotations
@@ -423,6 +424,8 @@ class OngoingRun:
         self.account.remarks |= saved["remarks"]
         # A finished run executes no more plans, from which the engine would set these again.
         self.runner.name, self.runner.unverified = saved["engine"]
+        if self.runner.unverified:  # of steps that were taken, whether or not it can be checked by now
+            self.account.remarks["unverified_model"] = self.runner.unverified
         alike = saved["numerics"] == self._numerics
         if alike:
             # Sizes of passes, of which a device's free memory has decided, and which decide the rounding of a sum.

@@ -307,6 +307,15 @@ def test_an_error_of_the_progress_callback_interrupts_between_two_steps(error, t
     assert charges(duties.trained(DEFENSE, checkpoint=tmp_path / "c", noise=from_os())) == [(0, 6, 1.0, 1)]
 
 
+def test_steps_of_a_model_that_could_not_be_checked_stay_unverified_where_it_can_be(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "_describe", lambda self, choice: setattr(self, "unverified", "it did not run"))
+        with pytest.raises(KeyboardInterrupt):
+            duties.trained(DEFENSE, checkpoint=tmp_path / "c", progress=duties._Stop(3))
+    run = duties.trained(DEFENSE, checkpoint=tmp_path / "c")
+    assert "it did not run" in run.unverified and "unverified_model" in run.remarks
+
+
 @pytest.mark.parametrize("begun", [True, False])
 def test_of_two_processes_with_one_file_only_the_last_goes_on_and_is_charged_for_both(begun, tmp_path, monkeypatch):
     """The first is overtaken at its third step, or between its start and its first file."""
