@@ -129,6 +129,8 @@ class OngoingRun:
         # Until a release, an error leaves no checkpoint behind, which would belong to a run with another setting.
         self.created = self.started = False
         self.heads: list[bytes] = []  # of files that this run has read or written
+        # Steps up to this number may have been taken with the stream of seeded noise in use, by killed processes.
+        self.reached = 0
         # Before seeds are drawn below: drawn seeds are not part of the fingerprint, and are restored from the file.
         self.mark = "" if s.recording.checkpoint is None else self._fingerprint(pool)
         # The public seed need only differ between runs; the sampler's key is a secret, and long enough for it.
@@ -461,7 +463,7 @@ class OngoingRun:
         if saved["step"] == saved["until"]:
             return
         if seeded and alike:
-            self.repeated = True
+            self.repeated, self.reached = True, saved["until"]
             return
         self.account.ledger.unrecorded.append((saved["step"], saved["until"]))
         if seeded:
@@ -499,7 +501,7 @@ class OngoingRun:
             "fingerprint": self.mark,
             "step": done,
             # Steps up to this number may have been taken when the file is read.
-            "until": done if nothing_since else self._next_save(done),
+            "until": max(self.reached, done if nothing_since else self._next_save(done)),
             "numerics": self._numerics,
             "started": self.started,
             "state": self.stepper.state,

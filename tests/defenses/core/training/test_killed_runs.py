@@ -236,6 +236,15 @@ def test_seeded_noise_is_another_where_sums_are_rounded_otherwise(setting, tmp_p
     assert float((again[0] - before[2]).std()) / math.sqrt(2) == pytest.approx(1.0, abs=0.6)
 
 
+def test_steps_that_a_killed_run_took_are_remembered_when_the_next_one_writes_sooner(tmp_path):
+    """Otherwise the noise of steps 3 and 4 would be drawn again where sums are rounded otherwise, uncharged."""
+    killed(tmp_path / "c", 5, checkpoint_every=6)
+    with pytest.raises(KeyboardInterrupt):
+        duties.trained(DEFENSE, checkpoint=tmp_path / "c", checkpoint_every=1, progress=duties._Stop(3))
+    run = duties.trained(DEFENSE, checkpoint=tmp_path / "c", engine="torch.func")
+    assert charges(run) == [(0, 3, 1.0, 1), (3, 3, 1 / math.sqrt(2), 2)]
+
+
 def test_on_another_machine_a_seeded_run_is_a_function_of_its_history(tmp_path, monkeypatch):
     def history(folder):
         folder.mkdir()
