@@ -343,7 +343,7 @@ def test_of_two_processes_with_one_file_only_the_last_goes_on_and_is_charged_for
     monkeypatch.setattr(Engine, "run", counting)
     if not begun:
         monkeypatch.setattr(Engine, "settled_budget", lambda self: (overtaken(), settled(self))[1])
-    settings = {"progress": lambda done, total: overtaken() if done == 3 else None} if begun else {}
+    settings: dict[str, Any] = {"progress": lambda done, total: overtaken() if done == 3 else None} if begun else {}
     with pytest.raises(ValueError, match="one process at a time"):
         duties.trained(DEFENSE, checkpoint=tmp_path / "c", checkpoint_every=2, noise=from_os(), **settings)
     expected = [(0, 2, 1.0, 1), (2, 2, 1 / math.sqrt(2), 2), (4, 2, 1.0, 1)] if begun else [(0, 6, 1.0, 1)]
