@@ -7,12 +7,13 @@ rate and schedule are fixed before a run starts.
 Guarantee:
     `Run.claim` is derived from the plans that were executed, and states its assumptions. Relation and sampler as in
     `sampling.py`; released: every noisy block of every step, the trained parameters, and the vectors of power
-    iterations, which follow from the parameters (any other change by a forward pass is refused). A resumed run repeats
-    the steps after its last checkpoint: with `seeded` or `os` noise they give the same releases, with `secure` noise
-    new releases, and the claim then assumes that nobody saw the first ones. A digest of all inputs of the
-    release (`fingerprint.py`) ensures that it is the same, except for the machine: another device, number of threads or
-    version of PyTorch rounds some last digits differently, so a run may change them only if nobody has seen the first
-    release.
+    iterations, which follow from the parameters (any other change by a forward pass is refused). A run that was killed
+    may have released steps after its last checkpoint, and takes them again. With `os` or `secure` noise, whose key no
+    checkpoint contains, the releases are new, and the ledger charges these steps once more. `seeded` noise is drawn
+    again, which gives the same releases, because a digest of all their inputs ensures that the sums are the same
+    (`fingerprint.py`) up to rounding, and nothing that is known to decide of rounding has changed (`_numerics`).
+    Otherwise the noise is another, and the steps are charged once more, too. That the device itself rounds alike twice
+    is assumed, and the claim says so. A run that was interrupted between two steps has no such steps.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ from ..gradients.checks.model_checks import Untrained
 from ..gradients.checks.synthetic_examples import Domains
 from ..gradients.executor import Engine, Release
 from ..gradients.power_iteration import PowerIterations
+from ..kernels.machine_code import processor_name
 from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
 from ..plan.public_data import GradientBatch, PublicGradients, refuse_shared, selected
 from ..privacy.ledger import Entry, Ledger
 from ..privacy.sampling import Sampling, poisson
 from ..randomness.keys import global_generators, key_from, seed_from
-from ..randomness.noise import Noise, of_one_run
+from ..randomness.noise import CipherNoise, Noise, of_one_run
 from . import checkpoint as disk
 from .assumptions import own_posts, unverified
 from .average import ParameterAverage
@@ -124,35 +126,60 @@ class OngoingRun:
         self.account = Account(Ledger(s.sampling), s.noise.exact, remarks)
         self.average = ParameterAverage(s.recipe.average)
         self.transcript = s.recording.transcript(self.runner.layout)
+        # Until a release, an error leaves no checkpoint behind, which would belong to a run with another setting.
+        self.created = self.started = False
+        self.heads: list[bytes] = []  # of files that this run has read or written
+        # Steps up to this number may have been taken with the stream of seeded noise in use, by killed processes.
+        self.reached = 0
         # Before seeds are drawn below: drawn seeds are not part of the fingerprint, and are restored from the file.
         self.mark = "" if s.recording.checkpoint is None else self._fingerprint(pool)
         # The public seed need only differ between runs; the sampler's key is a secret, and long enough for it.
         self.seed = secrets.randbits(63) if s.seed is None else s.seed
         self.key = secrets.randbits(256) if s.sampler_key is None else s.sampler_key
-        self.resumed = False
+        self.resumed = self.repeated = False
         self.public = None if pool is None else PublicGradients(self._gradients, *pool, self._factored)
         self.stepper = Stepper(s.defense, self._context(), partial(self.runner.layout.write, model))
 
     def run(self) -> Run:
         """Takes the remaining steps, from the start or from a checkpoint."""
-        total, recording = self.settings.steps, self.settings.recording
-        every = recording.checkpoint_every or self.settings.sampling.steps_per_epoch
-        first = done = self.begin()
-        between_steps = True
+        total = self.settings.steps
+        between_steps, done = False, 0
         try:
+            first = done = self.begin()
+            between_steps = True
             for step in range(first, total):
                 between_steps = False
                 self.step(step, check=step == first or step + 1 == total)
                 between_steps, done = True, step + 1
-                if done % every == 0 or done == total:
+                if done == self._next_save(step):
                     self._save(done)
-                if recording.progress is not None:
-                    recording.progress(done, total)
-        except KeyboardInterrupt:
+                self._report(done)
+        except (KeyboardInterrupt, SystemExit):  # the latter by a handler of SIGTERM, say
             if between_steps:  # otherwise the last checkpoint is the last consistent state
-                self._save(done)
+                self._save(done, nothing_since=True)
+            raise
+        except Exception:
+            path = self.settings.recording.checkpoint
+            if self.created and not self.account.ledger.entries and path is not None and disk.head(path) in self.heads:
+                path.unlink(missing_ok=True)
             raise
         return self._finished()
+
+    def _report(self, done: int) -> None:
+        """Calls `progress`, whose error interrupts the run between two steps."""
+        progress = self.settings.recording.progress
+        if progress is None:
+            return
+        try:
+            progress(done, self.settings.steps)
+        except Exception:
+            self._save(done, nothing_since=True)
+            raise
+
+    def _next_save(self, step: int) -> int:
+        """Returns the number of steps taken at the first write of the checkpoint after a step."""
+        every = self.settings.recording.checkpoint_every or self.settings.sampling.steps_per_epoch
+        return min(self.settings.steps, (step // every + 1) * every)
 
     def retake(self, run: Run) -> Iterator[Step]:
         """Repeats the steps of a finished run, and yields each as an observer of updates saw it, without keeping it.
@@ -298,7 +325,7 @@ class OngoingRun:
             noise=self.noise,
             count=count,
             at_once=s.execution.microbatch or min(_AT_ONCE, math.ceil(count)),
-            memory_budget=s.execution.memory_budget,
+            memory_budget=self.runner.settled_budget(),
             input_domain=s.recipe.input_domain,
             unchecked=s.execution.unchecked,
         )
@@ -328,23 +355,38 @@ class OngoingRun:
         return self.settings.recipe.divisor(self.settings.sampling, len(self.inputs))
 
     def _fingerprint(self, pool: tuple[Tensor, Tensor] | None) -> str:
-        """Returns a digest of all inputs that determine the releases.
+        """Returns a digest of all inputs that determine the releases, up to rounding.
 
-        A resumed run draws the same noise again; on another sum it would reveal the difference of the two sums.
+        Seeded noise is drawn again by a resumed run; on another sum it would reveal the difference of the two sums.
+        Therefore content that cannot be inspected is refused with it. Other noise is new, and such content enters by
+        its type.
         """
         s, recording = self.settings, self.settings.recording
         # The divisor in force: None, and the same number written out, are the same run.
         recipe = replace(s.recipe, expected_batch=self._expected_batch, nominal_size=None)
-        # These change the rounding of a sum, and a sum with other rounding is another sum under the same noise.
-        how = (s.execution.engine, s.execution.microbatch, s.execution.memory_budget, self.runner.precision)
         observed = (recording.observer, sorted(recording.always), recording.only and sorted(recording.only))
         # By class: a meter influences no release, but its state in the checkpoint is for its own class alone.
         meter = f"{type(recording.meter).__module__}.{type(recording.meter).__qualname__}"
         made_of = (source_digest(), s.defense, s.sampling, self.runner.layout, dict(architecture(self.model)))
         # Apart from the recipe: the same divisor gives the same releases, but a claim with fewer assumptions.
         nominal = s.recipe.nominal_size is None
-        settings = (s.steps, s.lr, recipe, nominal, s.noise.kind, *how, *observed, recording.memory, meter)
-        return digest(*made_of, *settings, self.inputs, self.labels, *(pool or ()), s.seed, s.sampler_key)
+        settings = (s.steps, s.lr, recipe, nominal, s.noise.kind, *observed, recording.memory, meter)
+        content = (*made_of, *settings, self.inputs, self.labels, *(pool or ()), s.seed, s.sampler_key)
+        return digest(*content, hidden="refuse" if s.noise.kind == "seeded" else "type")
+
+    @property
+    def _numerics(self) -> tuple[str, ...]:
+        """Everything that the rounding of a sum depends on besides its inputs."""
+        how, device = self.settings.execution, self.device
+        if device.type == "cuda":
+            cudnn: Any = torch.backends.cudnn
+            processor = (torch.cuda.get_device_name(device), cudnn.version(), cudnn.benchmark, cudnn.deterministic)
+        else:
+            # Libraries of one capability choose kernels by the processor, too.
+            processor = (torch.backends.cpu.get_cpu_capability(), processor_name(), torch.get_num_threads())
+        settings = (how.engine, how.microbatch, how.memory_budget, self.runner.precision)
+        strict = torch.are_deterministic_algorithms_enabled()
+        return tuple(map(str, (torch.__version__, device.type, *processor, strict, *settings)))
 
     def begin(self) -> int:
         """Starts the method, or restores a checkpoint; returns the number of the first step to take."""
@@ -354,25 +396,43 @@ class OngoingRun:
 
     def _first(self) -> int:
         path = self.settings.recording.checkpoint
-        if path is None or not path.exists():
+        first = 0
+        if path is not None and path.exists():
+            saved = disk.load(path, fingerprint=self.mark, own=own_posts(self.settings.defense), heads=self.heads)
+            self._refuse_contradiction(saved, path)
+            first = self._restore(saved)
+        if first < self.settings.steps:
+            # Before any release: if this process is killed, the file says which steps it may have taken.
+            self.untrained = Untrained(self.model)
+            self.runner.settled_budget()  # in the file, so that sums of the same steps are rounded alike
+            self._save(first)
+            self.created = first == 0 and not self.resumed
+        if not self.started:
             with global_generators(global_draws(self.seed, None), self.device), self.iterations.held():
                 self._release_statistics()
                 self.stepper.start()
-            return 0
-        saved = disk.load(path, fingerprint=self.mark, own=own_posts(self.settings.defense))
-        self._refuse_contradiction(saved, path)
+            self.started = True
+        return first
+
+    def _restore(self, saved: dict[str, Any]) -> int:
+        """Restores a checkpoint; returns the number of steps that it has taken."""
         self.key, self.seed = saved["sampler_key"], saved["seed"]
         self.resumed = saved["resumed"] or saved["step"] < self.settings.steps
+        self.repeated, self.started = saved["repeated"], saved["started"]
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
-        self.noise.load(saved["noise"])
         self.runner.memory.load(saved["noise_memory"], self.device)
-        self.account.ledger.entries = saved["entries"]
+        self.account.ledger.entries, self.account.ledger.unrecorded = saved["entries"], saved["unrecorded"]
         self.account.remarks |= saved["remarks"]
         # A finished run executes no more plans, from which the engine would set these again.
         self.runner.name, self.runner.unverified = saved["engine"]
-        # Sizes of passes, of which a device's free memory has decided, and which decide the rounding of a sum.
-        self.runner.memory_budget, self.runner.microbatch = saved["passes"]
+        if self.runner.unverified:  # of steps that were taken, whether or not it can be checked by now
+            self.account.remarks["unverified_model"] = self.runner.unverified
+        alike = saved["numerics"] == self._numerics
+        if alike:
+            # Sizes of passes, of which a device's free memory has decided, and which decide the rounding of a sum.
+            self.runner.memory_budget, self.runner.microbatch = saved["passes"]
+        self._go_on_with_noise(saved, alike=alike)
         self.transcript.load(saved["transcript"])
         self.average.value = _to(saved["average"], self.device)
         if self.settings.recording.meter is not None:
@@ -381,8 +441,39 @@ class OngoingRun:
             self.public.used = saved["public_used"]
         # A checkpoint is loaded to the CPU, so that it opens on any machine.
         self.stepper.state = _to(saved["state"], self.device)
-        self.stepper.context = replace(self.stepper.context, seed=self.seed, update=_to(saved["update"], self.device))
+        # Parameters, too: a method that starts again must plan at those of the file, whatever this process began with.
+        self.stepper.context = replace(
+            self.stepper.context,
+            seed=self.seed,
+            parameters=self.runner.layout.read(self.model),
+            update=_to(saved["update"], self.device),
+        )
         return saved["step"]
+
+    def _go_on_with_noise(self, saved: dict[str, Any], *, alike: bool) -> None:
+        """Continues seeded noise, and registers steps that may have been taken since the checkpoint with other noise.
+
+        Args:
+            saved: content of the checkpoint.
+            alike: whether sums are rounded as in the process that wrote it.
+        """
+        seeded = self.noise.kind == "seeded"
+        if seeded:
+            self.noise.load(saved["noise"])
+        if saved["step"] == saved["until"]:
+            return
+        if seeded and alike:
+            self.repeated, self.reached = True, saved["until"]
+            return
+        self.account.ledger.unrecorded.append((saved["step"], saved["until"]))
+        if seeded:
+            if not isinstance(self.noise, CipherNoise):
+                raise ValueError(
+                    f"noise must be leakbench's to go on from a killed run as {self._numerics}, got "
+                    f"{type(self.noise).__name__}: it would be drawn again on sums with other rounding; go on as "
+                    f"{saved['numerics']}"
+                )
+            self.noise.leave("/".join(self._numerics))
 
     def _refuse_contradiction(self, saved: dict[str, Any], path: Path) -> None:
         """Raises `ValueError` for a file whose ledger has not charged every step that was taken."""
@@ -396,22 +487,35 @@ class OngoingRun:
                 f"{steps_taken} taken, in a run of {self.settings.steps}"
             )
 
-    def _save(self, done: int) -> None:
+    def _save(self, done: int, *, nothing_since: bool = False) -> None:
+        """Writes the checkpoint.
+
+        Args:
+            done: number of steps taken.
+            nothing_since: whether the process takes no step after it.
+        """
         if self.settings.recording.checkpoint is None:
             return
         self.untrained.check()  # a resumed run takes the restored values for unchanged
         content: dict[str, Any] = {
             "fingerprint": self.mark,
             "step": done,
+            # Steps up to this number may have been taken when the file is read.
+            "until": max(self.reached, done if nothing_since else self._next_save(done)),
+            "numerics": self._numerics,
+            "started": self.started,
             "state": self.stepper.state,
             "sampler_key": self.key,
             "seed": self.seed,
             "resumed": self.resumed,
+            "repeated": self.repeated,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "noise": self.noise.state(),
+            # No other noise is drawn again, so no file needs its key.
+            "noise": self.noise.state() if self.noise.kind == "seeded" else None,
             "noise_memory": self.runner.memory.state(),
             "entries": self.account.ledger.entries,
+            "unrecorded": self.account.ledger.unrecorded,
             "transcript": self.transcript.state(),
             "average": self.average.value,
             "meter": None if self.settings.recording.meter is None else self.settings.recording.meter.state(),
@@ -421,7 +525,7 @@ class OngoingRun:
             "public_used": self._public_used,
             "update": self.stepper.context.update,
         }
-        disk.save(content, self.settings.recording.checkpoint)
+        disk.save(content, self.settings.recording.checkpoint, self.heads)
 
     @property
     def _public_used(self) -> bool:
@@ -454,6 +558,7 @@ class OngoingRun:
             last=last,
             augmentation=self.settings.recipe.augmentation,
             resumed=self.resumed,
+            repeated=self.repeated,
             nominal_size=self.settings.recipe.nominal_size,
         )
 

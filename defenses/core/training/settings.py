@@ -198,9 +198,10 @@ class Recording:
         only: numbers of the other steps to keep; None for all of them.
         memory: limit in bytes for the kept steps that are not in `always`; the first step that exceeds it, and all
             later ones, are dropped. None for no limit.
-        checkpoint: file to resume from if it exists, and to write to. All components of the run must then be
-            inspectable: functions of plain values, no open files.
-        checkpoint_every: steps between writes; an epoch if None.
+        checkpoint: file to resume from if it exists, and to write to. With seeded noise, all components of the run must
+            then be inspectable: functions of plain values, no open files.
+        checkpoint_every: steps between writes; an epoch if None. A killed run is charged for as many steps once more,
+            because it may have taken them.
         progress: called with (steps done, steps) after each step.
         meter: receives the update of each step; None for no measurement.
     """
@@ -213,6 +214,14 @@ class Recording:
     checkpoint_every: int | None = None
     progress: Callable[[int, int], None] | None = None
     meter: Meter | None = None
+
+    def __post_init__(self) -> None:
+        every = self.checkpoint_every
+        # With another number the file would not be written when it says, up to which steps a killed run is charged.
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+            raise ValueError(
+                f"checkpoint_every must be a whole number of at least 1, or None for an epoch, got {every!r}"
+            )
 
     def transcript(self, layout: Layout) -> Transcript:
         """Returns an empty transcript.
