@@ -11,7 +11,7 @@ Guarantee:
     may have released steps after its last checkpoint, and takes them again. With `os` or `secure` noise, whose key no
     checkpoint contains, the releases are new, and the ledger charges these steps once more. `seeded` noise is drawn
     again, which gives the same releases, because a digest of all their inputs ensures that the sums are the same
-    (`fingerprint.py`) up to rounding, and nothing that is known to decide of rounding has changed (`_numerics`).
+    (`fingerprint.py`) up to rounding, and nothing that is known to decide of rounding has changed (`resuming.py`).
     Otherwise the noise is another, and the steps are charged once more, too. That the device itself rounds alike twice
     is assumed, and the claim says so. A run that was interrupted between two steps has no such steps.
 """
@@ -23,34 +23,31 @@ import math
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..gradients.augmentation import draws, draws_at_start, global_draws
 from ..gradients.checks.batch_norm import into_training_mode
-from ..gradients.checks.fingerprint import architecture, digest, source_digest
 from ..gradients.checks.model_checks import Untrained
 from ..gradients.checks.synthetic_examples import Domains
 from ..gradients.executor import Engine, Release
 from ..gradients.power_iteration import PowerIterations
-from ..kernels.machine_code import processor_name
-from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
+from ..plan.defense import Context, NoisyPlan, Trial
 from ..plan.public_data import GradientBatch, PublicGradients, refuse_shared, selected
-from ..privacy.ledger import Entry, Ledger
-from ..privacy.sampling import Sampling, poisson
+from ..privacy.ledger import Ledger
+from ..privacy.sampling import poisson
 from ..randomness.keys import global_generators, key_from, seed_from
-from ..randomness.noise import CipherNoise, Noise, of_one_run
-from . import checkpoint as disk
-from .assumptions import own_posts, unverified
+from ..randomness.noise import of_one_run
+from .assumptions import unverified
 from .average import ParameterAverage
+from .interrupts import HeldInterrupts
 from .labelled import LabelledData, as_tensors, fitting
+from .resuming import Resumption
 from .run import Run
-from .settings import Execution, Recipe, Recording
+from .settings import TrainingSettings
 from .statistics import release_statistics, standardised
 from .step import Account, Stepper
 from .transcript import Step
@@ -61,22 +58,6 @@ _OTHERWISE = (
     "a run that is taken once more must be the same bit for bit, got other numbers at {}: the device, or the method, "
     "does not compute alike twice; take fewer steps, or a smaller model, so that all of them can be kept"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSettings:
-    """The arguments of `train` with defaults filled in; seeds that are not given stay None, for the fingerprint."""
-
-    defense: Defense
-    sampling: Sampling
-    steps: int
-    lr: float
-    noise: Noise
-    seed: int | None
-    sampler_key: int | None = field(repr=False)
-    recipe: Recipe
-    execution: Execution
-    recording: Recording
 
 
 class OngoingRun:
@@ -126,17 +107,11 @@ class OngoingRun:
         self.account = Account(Ledger(s.sampling), s.noise.exact, remarks)
         self.average = ParameterAverage(s.recipe.average)
         self.transcript = s.recording.transcript(self.runner.layout)
-        # Until a release, an error leaves no checkpoint behind, which would belong to a run with another setting.
-        self.created = self.started = False
-        self.heads: list[bytes] = []  # of files that this run has read or written
-        # Steps up to this number may have been taken with the stream of seeded noise in use, by killed processes.
-        self.reached = 0
-        # Before seeds are drawn below: drawn seeds are not part of the fingerprint, and are restored from the file.
-        self.mark = "" if s.recording.checkpoint is None else self._fingerprint(pool)
+        self.started = False
+        self.file = Resumption(self, pool)
         # The public seed need only differ between runs; the sampler's key is a secret, and long enough for it.
         self.seed = secrets.randbits(63) if s.seed is None else s.seed
         self.key = secrets.randbits(256) if s.sampler_key is None else s.sampler_key
-        self.resumed = self.repeated = False
         self.public = None if pool is None else PublicGradients(self._gradients, *pool, self._factored)
         self.stepper = Stepper(s.defense, self._context(), partial(self.runner.layout.write, model))
 
@@ -144,25 +119,26 @@ class OngoingRun:
         """Takes the remaining steps, from the start or from a checkpoint."""
         total = self.settings.steps
         between_steps, done = False, 0
-        try:
-            first = done = self.begin()
-            between_steps = True
-            for step in range(first, total):
-                between_steps = False
-                self.step(step, check=step == first or step + 1 == total)
-                between_steps, done = True, step + 1
-                if done == self._next_save(step):
-                    self._save(done)
-                self._report(done)
-        except (KeyboardInterrupt, SystemExit):  # the latter by a handler of SIGTERM, say
-            if between_steps:  # otherwise the last checkpoint is the last consistent state
-                self._save(done, nothing_since=True)
-            raise
-        except Exception:
-            path = self.settings.recording.checkpoint
-            if self.created and not self.account.ledger.entries and path is not None and disk.head(path) in self.heads:
-                path.unlink(missing_ok=True)
-            raise
+        with HeldInterrupts(wanted=self.file.path is not None) as interrupts:
+            try:
+                first = done = self.begin()
+                between_steps = True
+                for step in range(first, total):
+                    interrupts.raise_held()
+                    between_steps = False
+                    self.step(step, check=step == first or step + 1 == total)
+                    between_steps, done = True, step + 1
+                    if done == self.file.due(step):
+                        self.file.save(done)
+                    self._report(done)
+                interrupts.raise_held()
+            except (KeyboardInterrupt, SystemExit):  # the latter by a handler of SIGTERM, say
+                if between_steps:  # otherwise the last checkpoint is the last consistent state
+                    self.file.save(done, nothing_since=True)
+                raise
+            except Exception:
+                self.file.forget()
+                raise
         return self._finished()
 
     def _report(self, done: int) -> None:
@@ -173,13 +149,20 @@ class OngoingRun:
         try:
             progress(done, self.settings.steps)
         except Exception:
-            self._save(done, nothing_since=True)
+            self.file.save(done, nothing_since=True)
             raise
 
-    def _next_save(self, step: int) -> int:
-        """Returns the number of steps taken at the first write of the checkpoint after a step."""
-        every = self.settings.recording.checkpoint_every or self.settings.sampling.steps_per_epoch
-        return min(self.settings.steps, (step // every + 1) * every)
+    def begin(self) -> int:
+        """Starts the method, or restores a checkpoint; returns the number of the first step to take."""
+        first = self.file.restore()
+        self.file.open(first)
+        if not self.started:
+            with global_generators(global_draws(self.seed, None), self.device), self.iterations.held():
+                self._release_statistics()
+                self.stepper.start()
+            self.started = True
+        self.untrained = Untrained(self.model)
+        return first
 
     def retake(self, run: Run) -> Iterator[Step]:
         """Repeats the steps of a finished run, and yields each as an observer of updates saw it, without keeping it.
@@ -302,7 +285,7 @@ class OngoingRun:
         # A seed of its own, so that its views and dropout are not those of step 0.
         out = self.runner.run(plan, self.inputs, self.labels, seed=draws_at_start(self.seed))
         # Public like the expected batch, from which it follows.
-        count = self._expected_batch / self.settings.sampling.rate
+        count = self.expected_batch / self.settings.sampling.rate
         self.transcript.record_one_off(Step(context.step, before, plan.noise_multiplier, count, 1.0, plan, out.noisy))
         return out
 
@@ -317,7 +300,7 @@ class OngoingRun:
             return engine.run(plan, self.inputs, self.labels, seed=seed_from(self.seed, "draws for statistics"))
 
         # Public like the expected batch, which follows from it.
-        count = self._expected_batch / sampling.rate
+        count = self.expected_batch / sampling.rate
         engines = release_statistics(
             self.features,
             s.recipe.statistics,
@@ -341,7 +324,7 @@ class OngoingRun:
             steps_per_epoch=sampling.steps_per_epoch,
             layout=layout,
             parameters=layout.read(self.model),
-            expected_batch=self._expected_batch,
+            expected_batch=self.expected_batch,
             architecture=partial(copy.deepcopy, self.model),
             input_shape=tuple(self.inputs.shape[1:]),
             seed=self.seed,
@@ -351,185 +334,9 @@ class OngoingRun:
         )
 
     @property
-    def _expected_batch(self) -> float:
+    def expected_batch(self) -> float:
+        """Public constant that sums are divided by."""
         return self.settings.recipe.divisor(self.settings.sampling, len(self.inputs))
-
-    def _fingerprint(self, pool: tuple[Tensor, Tensor] | None) -> str:
-        """Returns a digest of all inputs that determine the releases, up to rounding.
-
-        Seeded noise is drawn again by a resumed run; on another sum it would reveal the difference of the two sums.
-        Therefore content that cannot be inspected is refused with it. Other noise is new, and such content enters by
-        its type.
-        """
-        s, recording = self.settings, self.settings.recording
-        # The divisor in force: None, and the same number written out, are the same run.
-        recipe = replace(s.recipe, expected_batch=self._expected_batch, nominal_size=None)
-        observed = (recording.observer, sorted(recording.always), recording.only and sorted(recording.only))
-        # By class: a meter influences no release, but its state in the checkpoint is for its own class alone.
-        meter = f"{type(recording.meter).__module__}.{type(recording.meter).__qualname__}"
-        made_of = (source_digest(), s.defense, s.sampling, self.runner.layout, dict(architecture(self.model)))
-        # Apart from the recipe: the same divisor gives the same releases, but a claim with fewer assumptions.
-        nominal = s.recipe.nominal_size is None
-        settings = (s.steps, s.lr, recipe, nominal, s.noise.kind, *observed, recording.memory, meter)
-        content = (*made_of, *settings, self.inputs, self.labels, *(pool or ()), s.seed, s.sampler_key)
-        return digest(*content, hidden="refuse" if s.noise.kind == "seeded" else "type")
-
-    @property
-    def _numerics(self) -> tuple[str, ...]:
-        """Everything that the rounding of a sum depends on besides its inputs."""
-        how, device = self.settings.execution, self.device
-        if device.type == "cuda":
-            cudnn: Any = torch.backends.cudnn
-            processor = (torch.cuda.get_device_name(device), cudnn.version(), cudnn.benchmark, cudnn.deterministic)
-        else:
-            # Libraries of one capability choose kernels by the processor, too.
-            processor = (torch.backends.cpu.get_cpu_capability(), processor_name(), torch.get_num_threads())
-        settings = (how.engine, how.microbatch, how.memory_budget, self.runner.precision)
-        strict = torch.are_deterministic_algorithms_enabled()
-        return tuple(map(str, (torch.__version__, device.type, *processor, strict, *settings)))
-
-    def begin(self) -> int:
-        """Starts the method, or restores a checkpoint; returns the number of the first step to take."""
-        first = self._first()
-        self.untrained = Untrained(self.model)
-        return first
-
-    def _first(self) -> int:
-        path = self.settings.recording.checkpoint
-        first = 0
-        if path is not None and path.exists():
-            saved = disk.load(path, fingerprint=self.mark, own=own_posts(self.settings.defense), heads=self.heads)
-            self._refuse_contradiction(saved, path)
-            first = self._restore(saved)
-        if first < self.settings.steps:
-            # Before any release: if this process is killed, the file says which steps it may have taken.
-            self.untrained = Untrained(self.model)
-            self.runner.settled_budget()  # in the file, so that sums of the same steps are rounded alike
-            self._save(first)
-            self.created = first == 0 and not self.resumed
-        if not self.started:
-            with global_generators(global_draws(self.seed, None), self.device), self.iterations.held():
-                self._release_statistics()
-                self.stepper.start()
-            self.started = True
-        return first
-
-    def _restore(self, saved: dict[str, Any]) -> int:
-        """Restores a checkpoint; returns the number of steps that it has taken."""
-        self.key, self.seed = saved["sampler_key"], saved["seed"]
-        self.resumed = saved["resumed"] or saved["step"] < self.settings.steps
-        self.repeated, self.started = saved["repeated"], saved["started"]
-        self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.runner.memory.load(saved["noise_memory"], self.device)
-        self.account.ledger.entries, self.account.ledger.unrecorded = saved["entries"], saved["unrecorded"]
-        self.account.remarks |= saved["remarks"]
-        # A finished run executes no more plans, from which the engine would set these again.
-        self.runner.name, self.runner.unverified = saved["engine"]
-        if self.runner.unverified:  # of steps that were taken, whether or not it can be checked by now
-            self.account.remarks["unverified_model"] = self.runner.unverified
-        alike = saved["numerics"] == self._numerics
-        if alike:
-            # Sizes of passes, of which a device's free memory has decided, and which decide the rounding of a sum.
-            self.runner.memory_budget, self.runner.microbatch = saved["passes"]
-        self._go_on_with_noise(saved, alike=alike)
-        self.transcript.load(saved["transcript"])
-        self.average.value = _to(saved["average"], self.device)
-        if self.settings.recording.meter is not None:
-            self.settings.recording.meter.load(saved["meter"])
-        if self.public is not None:
-            self.public.used = saved["public_used"]
-        # A checkpoint is loaded to the CPU, so that it opens on any machine.
-        self.stepper.state = _to(saved["state"], self.device)
-        # Parameters, too: a method that starts again must plan at those of the file, whatever this process began with.
-        self.stepper.context = replace(
-            self.stepper.context,
-            seed=self.seed,
-            parameters=self.runner.layout.read(self.model),
-            update=_to(saved["update"], self.device),
-        )
-        return saved["step"]
-
-    def _go_on_with_noise(self, saved: dict[str, Any], *, alike: bool) -> None:
-        """Continues seeded noise, and registers steps that may have been taken since the checkpoint with other noise.
-
-        Args:
-            saved: content of the checkpoint.
-            alike: whether sums are rounded as in the process that wrote it.
-        """
-        seeded = self.noise.kind == "seeded"
-        if seeded:
-            self.noise.load(saved["noise"])
-        if saved["step"] == saved["until"]:
-            return
-        if seeded and alike:
-            self.repeated, self.reached = True, saved["until"]
-            return
-        self.account.ledger.unrecorded.append((saved["step"], saved["until"]))
-        if seeded:
-            if not isinstance(self.noise, CipherNoise):
-                raise ValueError(
-                    f"noise must be leakbench's to go on from a killed run as {self._numerics}, got "
-                    f"{type(self.noise).__name__}: it would be drawn again on sums with other rounding; go on as "
-                    f"{saved['numerics']}"
-                )
-            self.noise.leave("/".join(self._numerics))
-
-    def _refuse_contradiction(self, saved: dict[str, Any], path: Path) -> None:
-        """Raises `ValueError` for a file whose ledger has not charged every step that was taken."""
-        entries, steps_taken = saved.get("entries"), saved.get("step")
-        if not (isinstance(entries, list) and all(isinstance(entry, Entry) for entry in entries)):
-            raise ValueError(f"checkpoint {path} must hold a ledger's entries, got {type(entries).__name__}")
-        charged = Ledger(self.settings.sampling, entries=entries).steps
-        if not (isinstance(steps_taken, int) and charged == steps_taken <= self.settings.steps):
-            raise ValueError(
-                f"checkpoint {path} must have charged every step that it has taken, got {charged} charged of "
-                f"{steps_taken} taken, in a run of {self.settings.steps}"
-            )
-
-    def _save(self, done: int, *, nothing_since: bool = False) -> None:
-        """Writes the checkpoint.
-
-        Args:
-            done: number of steps taken.
-            nothing_since: whether the process takes no step after it.
-        """
-        if self.settings.recording.checkpoint is None:
-            return
-        self.untrained.check()  # a resumed run takes the restored values for unchanged
-        content: dict[str, Any] = {
-            "fingerprint": self.mark,
-            "step": done,
-            # Steps up to this number may have been taken when the file is read.
-            "until": max(self.reached, done if nothing_since else self._next_save(done)),
-            "numerics": self._numerics,
-            "started": self.started,
-            "state": self.stepper.state,
-            "sampler_key": self.key,
-            "seed": self.seed,
-            "resumed": self.resumed,
-            "repeated": self.repeated,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            # No other noise is drawn again, so no file needs its key.
-            "noise": self.noise.state() if self.noise.kind == "seeded" else None,
-            "noise_memory": self.runner.memory.state(),
-            "entries": self.account.ledger.entries,
-            "unrecorded": self.account.ledger.unrecorded,
-            "transcript": self.transcript.state(),
-            "average": self.average.value,
-            "meter": None if self.settings.recording.meter is None else self.settings.recording.meter.state(),
-            "remarks": dict(self.account.remarks),
-            "engine": (self.runner.name, self.runner.unverified),
-            "passes": (self.runner.memory_budget, self.runner.microbatch),
-            "public_used": self._public_used,
-            "update": self.stepper.context.update,
-        }
-        disk.save(content, self.settings.recording.checkpoint, self.heads)
-
-    @property
-    def _public_used(self) -> bool:
-        return self.public is not None and self.public.used
 
     def _finished(self) -> Run:
         self.optimizer.zero_grad(set_to_none=True)
@@ -551,27 +358,16 @@ class OngoingRun:
             engine=self.runner.name,
             precision=self.runner.precision,
             noise=self.account.drew(self.noise, self.sigma, self.transcript.one_offs),
-            public_used=self._public_used,
+            public_used=self.public is not None and self.public.used,
             remarks=tuple(remarks),
             unverified=tuple(sentence for sentence in remarks.values() if sentence),
             key_given=self.settings.sampler_key is not None,
             last=last,
             augmentation=self.settings.recipe.augmentation,
-            resumed=self.resumed,
-            repeated=self.repeated,
+            resumed=self.file.resumed,
+            repeated=self.file.repeated,
             nominal_size=self.settings.recipe.nominal_size,
         )
-
-
-def _to(state: State, device: torch.device) -> State:
-    """Returns a method's state with its tensors on the device."""
-    if isinstance(state, Tensor):
-        return state.to(device)
-    if isinstance(state, dict):
-        return {k: _to(v, device) for k, v in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(_to(v, device) for v in state)
-    return state
 
 
 @contextmanager

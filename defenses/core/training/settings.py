@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -19,8 +19,10 @@ from ..gradients.augmentation import Augmentation
 from ..gradients.checks.synthetic_examples import Domain
 from ..gradients.numerics.full_precision import Precision
 from ..gradients.reference import Loss, cross_entropy, example_by_example
+from ..plan.defense import Defense
 from ..plan.layout import Layout
 from ..privacy.sampling import Sampling
+from ..randomness.noise import Noise
 from .statistics import FeatureStatistics
 from .transcript import Observer, Transcript
 
@@ -231,3 +233,19 @@ class Recording:
         """
         only = None if self.only is None else frozenset(self.only)
         return Transcript(self.observer, layout, frozenset(self.always), only, self.memory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """The arguments of `train` with defaults filled in; seeds that are not given stay None, for the fingerprint."""
+
+    defense: Defense
+    sampling: Sampling
+    steps: int
+    lr: float
+    noise: Noise
+    seed: int | None
+    sampler_key: int | None = field(repr=False)
+    recipe: Recipe
+    execution: Execution
+    recording: Recording

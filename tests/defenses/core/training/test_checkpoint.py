@@ -35,7 +35,7 @@ from leakbench.defenses.core import (
     train,
 )
 from leakbench.defenses.core.training import checkpoint as disk
-from leakbench.defenses.core.training import ongoing
+from leakbench.defenses.core.training import resuming
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.dpdr import dpdr
 
@@ -104,7 +104,7 @@ def test_other_data_or_another_model_is_another_run(halfway, monkeypatch):
 
 def test_other_code_of_ours_is_another_version_and_the_refusal_says_so(halfway, monkeypatch):
     """A method's state may be another one by then: nothing else that the user knows of differs."""
-    monkeypatch.setattr(ongoing, "source_digest", lambda: "another")
+    monkeypatch.setattr(resuming, "source_digest", lambda: "another")
     refused(halfway, r"settings or version of leakbench differ\)")
 
 

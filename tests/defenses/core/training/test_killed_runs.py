@@ -1,8 +1,11 @@
 """A killed run goes on, and its claim covers the releases that nobody recorded."""
 
 import math
+import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,7 @@ from leakbench.defenses.core.gradients import executor
 from leakbench.defenses.core.plan.noise_correlation import Banded, Tree
 from leakbench.defenses.core.privacy.ledger import events_of
 from leakbench.defenses.core.training import checkpoint as disk
-from leakbench.defenses.core.training import ongoing
+from leakbench.defenses.core.training import resuming
 from leakbench.defenses.core.training.ongoing import Engine, OngoingRun
 from leakbench.defenses.dp_ftrl import dp_ftrl
 from leakbench.defenses.dp_sgd import dp_sgd
@@ -282,7 +285,7 @@ def test_a_checkpoint_is_written_every_whole_number_of_steps(every):
 
 def test_seeded_noise_is_another_on_a_processor_of_another_name(tmp_path, monkeypatch):
     killed(tmp_path / "c", 3)
-    monkeypatch.setattr(ongoing, "processor_name", lambda: "another")
+    monkeypatch.setattr(resuming, "processor_name", lambda: "another")
     run = duties.trained(DEFENSE, checkpoint=tmp_path / "c")
     assert charges(run) == [(0, 2, 1.0, 1), (2, 2, 1 / math.sqrt(2), 2), (4, 2, 1.0, 1)]
 
@@ -451,3 +454,58 @@ def test_both_looks_at_a_sample_cost_what_the_ledger_charges_and_more_than_two_s
         exact = hockey_stick(rate, sigma, epsilon)
         assert ledger.claim(DELTA).delta_at(epsilon) == pytest.approx(exact, rel=5e-3)
         assert independent.claim(DELTA).delta_at(epsilon) < 0.9 * exact
+
+
+def test_a_first_control_c_waits_for_the_end_of_the_step(tmp_path, monkeypatch):
+    take_step = OngoingRun.step
+
+    def interrupted(self, step, *, check=False):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        take_step(self, step, check=check)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(OngoingRun, "step", interrupted)
+        duties.trained(DEFENSE, checkpoint=tmp_path / "c", noise=from_os())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert charges(duties.trained(DEFENSE, checkpoint=tmp_path / "c", noise=from_os())) == [(0, 6, 1.0, 1)]
+
+
+def test_a_second_control_c_interrupts_at_once(tmp_path, monkeypatch):
+    def interrupted(self, step, *, check=False):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("the step goes on")
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(OngoingRun, "step", interrupted)
+        duties.trained(DEFENSE, checkpoint=tmp_path / "c", noise=from_os())
+    run = duties.trained(DEFENSE, checkpoint=tmp_path / "c", noise=from_os())
+    assert charges(run) == [(0, 2, 1 / math.sqrt(2), 2), (2, 4, 1.0, 1)]
+
+
+@pytest.mark.parametrize("setting", ["no file", "a handler of somebody else", "another thread"])
+def test_control_c_stays_as_it_is_without_a_file_with_another_handler_and_in_another_thread(setting, tmp_path):
+    def handler(number, frame):
+        raise AssertionError
+
+    handlers = []
+
+    def noticed(done, total):
+        handlers.append(signal.getsignal(signal.SIGINT))
+
+    def run():
+        duties.trained(DEFENSE, checkpoint=None if setting == "no file" else tmp_path / "c", progress=noticed)
+
+    mine = handler if setting == "a handler of somebody else" else signal.default_int_handler
+    before = signal.signal(signal.SIGINT, mine)
+    try:
+        if setting == "another thread":
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+        else:
+            run()
+        assert set(handlers) == {mine}
+    finally:
+        signal.signal(signal.SIGINT, before)
