@@ -39,7 +39,8 @@ from .block_sums import BatchGradients, served
 from .buffers import BufferPool, Buffers
 from .captured import CapturedPasses, capturable
 from .factors import FactoredGradient, GradientRows, Mapped, Summed, parts
-from .layers.attention import AttentionModel, Projection, Projections, projections_of
+from .layers.opened import OpenedModel, Projections, projections_of
+from .layers.projection import Projection
 from .layers.rules import refuse_settings, rule_of
 from .masks import Spans
 from .recorder import Leaf, Use, record
@@ -107,7 +108,7 @@ class Layerwise(PerExample):
             if name not in self._uses.bare:
                 raise Unsupported(not_held(model, name))
         self.graphs = CapturedPasses(model, loss)
-        self._forward = AttentionModel(model, projections) if projections else ModelFunction(model)
+        self._forward = OpenedModel(model, projections) if projections else ModelFunction(model)
         # Kernels to pass channels-last; a parametrised kernel is computed in the forward pass, in its own order.
         self._kernels = [
             slot.names[0]
@@ -359,7 +360,7 @@ class Expanded(InOrder):
         """
         projections = projections_of(model)
         slots, bare = known_slots(model, layout, projections)
-        forward = AttentionModel(model, projections) if projections else ModelFunction(model)
+        forward = OpenedModel(model, projections) if projections else ModelFunction(model)
         if answers:
             forward = AnsweredModel(model, forward, answers)
         return partial(cls, uses=find_uses(model, forward, loss, list(slots), bare, examples), answers=tuple(answers))

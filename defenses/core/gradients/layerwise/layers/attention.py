@@ -1,98 +1,32 @@
 """`nn.MultiheadAttention` as its two linear layers, which are recorded in place of it.
 
-PyTorch's function gets its weights as arguments and calls no layer. During a pass the module runs copies of PyTorch's
-own functions, in which the two products are calls of layers here; masks, dropout and everything else are PyTorch's.
+During a pass the module runs copies of PyTorch's own functions, in which the two products are calls of layers here;
+masks, dropout and everything else are PyTorch's.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...reference import ModelFunction
+from .projection import Projection, with_globals
 
 
-class Projection(nn.Module):
-    """A linear layer with the weight and bias of an attention module, read anew at every call.
-
-    Attributes:
-        place: its name, for messages.
-    """
-
-    def __init__(self, owner: nn.Module, weight: str, bias: str, place: str) -> None:
-        """Takes the module that holds the parameters, and their names there."""
-        super().__init__()
-        # Not as a submodule, whose parameters would be listed twice.
-        vars(self)["_held"] = (owner, weight, bias)
-        self.place = place
-        self.out_features, self.in_features = getattr(owner, weight).shape
-
-    @property
-    def weight(self) -> Tensor:
-        """The weight [out, in]."""
-        owner, weight, _ = vars(self)["_held"]
-        return getattr(owner, weight)
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The bias [out], if there is one."""
-        owner, _, bias = vars(self)["_held"]
-        return getattr(owner, bias)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Returns the products [..., out]."""
-        return functional.linear(inputs, self.weight, self.bias)
+def projections_of(module: nn.MultiheadAttention, name: str) -> tuple[Projection, ...]:
+    """Returns the linear layers into queries, keys and values, and out of the heads; none if widths of inputs differ."""
+    if module.in_proj_weight is None:
+        return ()
+    return (
+        Projection(module, "in_proj_weight", "in_proj_bias", f"{name}.in_proj"),
+        Projection(module.out_proj, "weight", "bias", f"{name}.out_proj"),
+    )
 
 
-Projections = Mapping[nn.MultiheadAttention, tuple[Projection, Projection]]
-"""The linear layers of attention modules: into queries, keys and values, and out of their heads."""
-
-
-def projections_of(model: nn.Module) -> Projections:
-    """Returns the linear layers of a model's attention modules, for those with inputs of one width."""
-    return {
-        module: (
-            Projection(module, "in_proj_weight", "in_proj_bias", f"{name}.in_proj"),
-            Projection(module.out_proj, "weight", "bias", f"{name}.out_proj"),
-        )
-        for name, module in model.named_modules()
-        if type(module) is nn.MultiheadAttention and module.in_proj_weight is not None
-    }
-
-
-class AttentionModel(ModelFunction):
-    """A model as a function that calls the linear layers of its attention modules."""
-
-    def __init__(self, model: nn.Module, projections: Projections) -> None:
-        """Takes the layers, which are recorded or hooked by the caller."""
-        super().__init__(model)
-        self._forwards = {module: _forward(module, *layers) for module, layers in projections.items()}
-
-    def __call__(self, at: Mapping[str, Tensor], batch: Tensor) -> Any:
-        """Returns the outputs."""
-        with ExitStack() as stack:
-            for module, forward in self._forwards.items():
-                stack.enter_context(_replaced(vars(module), forward))
-            return super().__call__(at, batch)
-
-
-@contextmanager
-def _replaced(attributes: dict[str, Any], forward: Callable[..., Any]) -> Iterator[None]:
-    own = {"forward": attributes["forward"]} if "forward" in attributes else {}
-    attributes["forward"] = forward
-    try:
-        yield
-    finally:
-        del attributes["forward"]
-        attributes.update(own)
-
-
-def _forward(module: nn.MultiheadAttention, into: Projection, out: Projection) -> Callable[..., Any]:
+def forward_of(module: nn.MultiheadAttention, into: Projection, out: Projection) -> Callable[..., Any]:
     """Returns PyTorch's forward function of an attention module, with calls of layers for its two products."""
     batch: list[int] = []
 
@@ -111,7 +45,7 @@ def _forward(module: nn.MultiheadAttention, into: Projection, out: Projection) -
         return out(heads.unflatten(0, (-1, batch[0])).transpose(0, 1)).transpose(0, 1).flatten(0, 1)
 
     # Without their dispatch to function modes, which would call PyTorch's own function.
-    attend = _with_globals(
+    attend = with_globals(
         functional.multi_head_attention_forward,
         linear=linear,
         _in_projection_packed=project,
@@ -119,14 +53,5 @@ def _forward(module: nn.MultiheadAttention, into: Projection, out: Projection) -
     )
     names = types.SimpleNamespace(**{**vars(functional), "multi_head_attention_forward": attend})
     # The fused kernel of evaluation mode, which calls neither, is left out as where PyTorch traces.
-    whole = _with_globals(nn.MultiheadAttention.forward, F=names, _is_make_fx_tracing=lambda: True)
+    whole = with_globals(nn.MultiheadAttention.forward, F=names, _is_make_fx_tracing=lambda: True)
     return types.MethodType(whole, module)
-
-
-def _with_globals(function: Any, **names: Any) -> types.FunctionType:
-    """Returns a copy of a function that sees other objects under some global names."""
-    copied = types.FunctionType(
-        function.__code__, {**function.__globals__, **names}, function.__name__, function.__defaults__
-    )
-    copied.__kwdefaults__ = function.__kwdefaults__
-    return copied

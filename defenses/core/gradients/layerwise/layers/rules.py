@@ -18,10 +18,11 @@ from torch.nn.utils import parametrize
 from ...engines.interface import Unsupported
 from ..factors import FactoredGradient, GradientRows, Lookup
 from ..recorder import Use
-from .attention import Projection
 from .convolution import Convolution
 from .convolution_settings import Geometry, padding_of
 from .linear import Outer, OuterSum
+from .projection import Projection
+from .recurrent import FusedProjection
 
 FactoredGradients = dict[str, FactoredGradient]
 """The gradients of "weight" and "bias", if the layer has a bias."""
@@ -136,6 +137,7 @@ LayerRule = Callable[..., FactoredGradients]
 KNOWN: Mapping[type[nn.Module], LayerRule] = {
     nn.Linear: linear,
     Projection: linear,
+    FusedProjection: linear,
     nn.Conv1d: convolution,
     nn.Conv2d: convolution,
     nn.GroupNorm: group_norm,

@@ -1,0 +1,182 @@
+"""`nn.LSTM`, `nn.GRU`, `nn.RNN` and their cells as linear layers, which are recorded in place of them.
+
+During a pass a module runs a copy of PyTorch's own forward function, in which the recurrence is ours (`recurrence.py`).
+The products of the inputs are a call of a layer for all steps. Those of the states are computed step by step, and then
+recorded as a call of another layer. Everything else, such as layouts and first states, is PyTorch's; dropout between
+layers is drawn by record (`drawn_functions.py`), as PyTorch's own function draws it.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...engines.interface import Unsupported
+from .projection import Projection, with_globals
+from .recurrence import Differentiated, GRURun, LSTMRun, Recurrence, ReLURun, TanhRun, Weights
+
+
+class FusedProjection(Projection):
+    """A linear layer whose products are computed by a recurrence, which takes no values from this call."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Returns memory of the products' shape, whose derivatives the recurrence computes; its values are unset."""
+        return inputs.new_empty(*inputs.shape[:-1], self.out_features)
+
+
+def projections_of(module: nn.Module, name: str) -> tuple[Projection, ...]:
+    """Returns the linear layers of a recurrent module or cell, by layer and direction; none if it is frozen."""
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        return ()
+    if isinstance(module, nn.RNNCellBase):
+        return tuple(_projection(Projection, module, name, kind, "") for kind in ("ih", "hh"))
+    assert isinstance(module, nn.RNNBase)  # noqa: S101  as `FORWARDS` says
+    layers: list[Projection] = []
+    for suffix in _suffixes(module):
+        layers.append(_projection(Projection, module, name, "ih", suffix))
+        layers.append(_projection(FusedProjection, module, name, "hh", suffix))
+        if module.proj_size:
+            layers.append(_projection(FusedProjection, module, name, "hr", suffix))
+    return tuple(layers)
+
+
+def _suffixes(module: nn.RNNBase) -> Iterator[str]:
+    for layer in range(module.num_layers):
+        yield f"_l{layer}"
+        if module.bidirectional:
+            yield f"_l{layer}_reverse"
+
+
+def _projection(kind: type[Projection], module: nn.Module, name: str, key: str, suffix: str) -> Projection:
+    bias = f"bias_{key}{suffix}"
+    held = getattr(module, bias, None) is not None
+    return kind(module, f"weight_{key}{suffix}", bias if held else None, f"{name}.weight_{key}{suffix}")
+
+
+class _Direction(NamedTuple):
+    """The products of a layer in a direction.
+
+    Attributes:
+        into: those of the inputs.
+        hidden: those of the states.
+        out: those that project the states of an LSTM.
+    """
+
+    into: Projection
+    hidden: FusedProjection
+    out: FusedProjection | None = None
+
+    def __call__(
+        self,
+        kind: type[Recurrence],
+        values: Float[Tensor, "rows t width"],
+        first: Float[Tensor, "rows state"],
+        first_cell: Float[Tensor, "rows _"] | None,
+        *,
+        reverse: bool,
+    ) -> tuple[Float[Tensor, "t rows state"], Tensor, Tensor | None]:
+        """Returns the states after each step, the last state and the last cell state."""
+        products = self.into(values)
+        # Inputs that the batch shares have products for each entry by now (`shared_uses.py`).
+        first, first_cell = (None if each is None else each.expand(len(products), -1) for each in (first, first_cell))
+        with torch.no_grad():
+            weights = Weights(self.hidden.weight, self.hidden.bias, None if self.out is None else self.out.weight)
+            run = kind(products, first, first_cell, weights, reverse=reverse)
+            before, unprojected = (
+                None if states is None else states.transpose(0, 1).contiguous()
+                for states in (run.before, run.unprojected)
+            )
+        hidden, out = self.hidden(before), None if self.out is None else self.out(unprojected)
+        states, last_cell = Differentiated.apply(run, products, hidden, out, first, first_cell)
+        return states, states[0 if reverse else -1], last_cell
+
+
+def _forward(module: nn.RNNBase, layers: Sequence[Projection]) -> Callable[..., Any]:
+    """Returns PyTorch's forward function of a recurrent module, with our recurrences."""
+    ways = 2 if module.bidirectional else 1
+    each = len(layers) // (module.num_layers * ways)
+    directions = [_Direction(*layers[start : start + each]) for start in range(0, len(layers), each)]
+    place = layers[0].place.rpartition(".")[0]
+
+    def run(kind: type[Recurrence], inputs: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+        """Runs all layers; arguments as those of `torch.lstm`."""
+        if not isinstance(arguments[2], bool):
+            raise Unsupported(f"layer '{place}' must get a tensor of sequences, got packed sequences")
+        state, _, _, _, dropout, training, _, batch_first = arguments
+        values = inputs if batch_first else inputs.transpose(0, 1)
+        if not values.shape[1]:
+            raise Unsupported(f"layer '{place}' must get sequences of at least one step, got {list(inputs.shape)}")
+        firsts, first_cells = (state, None) if isinstance(state, Tensor) else state
+        states, lasts, last_cells = values, [], []
+        for number, direction in enumerate(directions):
+            reverse = number % ways == 1
+            if number and not reverse and dropout and training:
+                values = functional.dropout(values, dropout)
+            first_cell = None if first_cells is None else first_cells[number]
+            by_step, last, last_cell = direction(kind, values, firsts[number], first_cell, reverse=reverse)
+            states = torch.cat([states, by_step], dim=2) if reverse else by_step
+            lasts.append(last)
+            last_cells.append(last_cell)
+            if number % ways == ways - 1:
+                values = states.transpose(0, 1)
+        outputs = values if batch_first else states
+        return outputs, *(torch.stack(each) for each in (lasts, last_cells) if each[0] is not None)
+
+    functions = {"lstm": LSTMRun, "gru": GRURun, "rnn_tanh": TanhRun, "rnn_relu": ReLURun}
+    names = types.SimpleNamespace(**{name: partial(run, kind) for name, kind in functions.items()})
+    return types.MethodType(with_globals(type(module).forward, _VF=names), _WithoutFlattening(module))
+
+
+class _WithoutFlattening:
+    """A recurrent module as its own forward function uses it, which does not copy weights to one piece of memory.
+
+    cuDNN needs that copy, and our recurrences do not. It would be made in each pass, and would change the module.
+    """
+
+    def __init__(self, module: nn.RNNBase) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def _update_flat_weights(self) -> None:
+        """Leaves the module unchanged."""
+
+
+def _cell_forward(module: nn.Module, layers: Sequence[Projection]) -> Callable[..., Any]:
+    """Returns PyTorch's forward function of a cell, with calls of layers for its two products."""
+    into, hidden = layers
+
+    def lstm(inputs: Tensor, state: tuple[Tensor, Tensor], *_parameters: Any) -> tuple[Tensor, Tensor]:
+        i, f, g, o = (into(inputs) + hidden(state[0])).chunk(4, dim=1)
+        cell = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+        return o.sigmoid() * cell.tanh(), cell
+
+    def gru(inputs: Tensor, state: Tensor, *_parameters: Any) -> Tensor:
+        (r, z, n), (by_r, by_z, inner) = (values.chunk(3, dim=1) for values in (into(inputs), hidden(state)))
+        return torch.lerp((n + (r + by_r).sigmoid() * inner).tanh(), state, (z + by_z).sigmoid())
+
+    def elman(activation: Callable[[Tensor], Tensor], inputs: Tensor, state: Tensor, *_parameters: Any) -> Tensor:
+        return activation(into(inputs) + hidden(state))
+
+    names = types.SimpleNamespace(
+        lstm_cell=lstm,
+        gru_cell=gru,
+        rnn_tanh_cell=partial(elman, torch.tanh),
+        rnn_relu_cell=partial(elman, torch.relu),
+    )
+    return types.MethodType(with_globals(type(module).forward, _VF=names), module)
+
+
+FORWARDS: Mapping[type[nn.Module], Callable[[Any, Sequence[Projection]], Callable[..., Any]]] = {
+    **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), _forward),
+    **dict.fromkeys((nn.LSTMCell, nn.GRUCell, nn.RNNCell), _cell_forward),
+}
+"""Recurrent modules, and the functions that open them: from a module and its layers to its forward function."""
