@@ -38,7 +38,8 @@ from ..reference_sums import added_up
 from .block_sums import BatchGradients, served
 from .buffers import BufferPool, Buffers
 from .captured import CapturedPasses, capturable
-from .factors import FactoredGradient, GradientRows, Mapped, Summed, parts
+from .factors import FactoredGradient, GradientRows, Mapped, parts
+from .layers.linear import added
 from .layers.opened import OpenedModel, Projections, projections_of
 from .layers.projection import Projection
 from .layers.rules import refuse_settings, rule_of
@@ -403,7 +404,7 @@ def _of_parameters(
         Unsupported: a term is not of the parameter's size, or not of each example.
     """
     for names, terms in terms_by_names.items():
-        own, term = tuple(spans[name] for name in names), Summed(terms) if len(terms) > 1 else terms[0]
+        own = tuple(spans[name] for name in names)
         # Kernels write at a parameter's place as many numbers as a term has: PyTorch allows a single number as the
         # bias of many outputs.
         size = sum(stop - start for start, stop in own)
@@ -412,7 +413,7 @@ def _of_parameters(
                 f"parameter '{names[0]}' must have a gradient of its own {size} numbers for each of {examples} "
                 f"examples, got {terms[0].size} for {terms[0].examples}"
             )
-        yield own, term
+        yield own, added(terms)
 
 
 def _refuse_rounding(use: Use, dtype: torch.dtype) -> None:

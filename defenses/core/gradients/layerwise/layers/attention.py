@@ -17,7 +17,7 @@ from .projection import Projection, with_globals
 
 
 def projections_of(module: nn.MultiheadAttention, name: str) -> tuple[Projection, ...]:
-    """Returns the linear layers into queries, keys and values, and out of the heads; none if widths of inputs differ."""
+    """Returns the linear layers into and out of the heads; none if queries, keys and values differ in width."""
     if module.in_proj_weight is None:
         return ()
     return (

@@ -1,8 +1,8 @@
 """`nn.LSTM`, `nn.GRU`, `nn.RNN` and their cells as linear layers, which are recorded in place of them.
 
 During a pass a module runs a copy of PyTorch's own forward function, in which the recurrence is ours (`recurrence.py`).
-The products of the inputs are a call of a layer for all steps. Those of the states are computed step by step, and then
-recorded as a call of another layer. Everything else, such as layouts and first states, is PyTorch's; dropout between
+It computes the products of inputs and states, each of which is recorded as the call of a linear layer for all steps.
+Everything else, such as layouts and first states, is PyTorch's; dropout between
 layers is drawn by record (`drawn_functions.py`), as PyTorch's own function draws it.
 """
 
@@ -40,7 +40,7 @@ def projections_of(module: nn.Module, name: str) -> tuple[Projection, ...]:
     assert isinstance(module, nn.RNNBase)  # noqa: S101  as `FORWARDS` says
     layers: list[Projection] = []
     for suffix in _suffixes(module):
-        layers.append(_projection(Projection, module, name, "ih", suffix))
+        layers.append(_projection(FusedProjection, module, name, "ih", suffix))
         layers.append(_projection(FusedProjection, module, name, "hh", suffix))
         if module.proj_size:
             layers.append(_projection(FusedProjection, module, name, "hr", suffix))
@@ -69,7 +69,7 @@ class _Direction(NamedTuple):
         out: those that project the states of an LSTM.
     """
 
-    into: Projection
+    into: FusedProjection
     hidden: FusedProjection
     out: FusedProjection | None = None
 
@@ -85,16 +85,21 @@ class _Direction(NamedTuple):
         """Returns the states after each step, the last state and the last cell state."""
         products = self.into(values)
         # Inputs that the batch shares have products for each entry by now (`shared_uses.py`).
-        first, first_cell = (None if each is None else each.expand(len(products), -1) for each in (first, first_cell))
+        values, first, first_cell = (
+            None if each is None else each.expand(len(products), *each.shape[1:])
+            for each in (values, first, first_cell)
+        )
         with torch.no_grad():
-            weights = Weights(self.hidden.weight, self.hidden.bias, None if self.out is None else self.out.weight)
-            run = kind(products, first, first_cell, weights, reverse=reverse)
+            into, hidden, out = self
+            projection = None if out is None else out.weight
+            weights = Weights(into.weight, into.bias, hidden.weight, hidden.bias, projection)
+            run = kind(values, first, first_cell, weights, reverse=reverse)
             before, unprojected = (
                 None if states is None else states.transpose(0, 1).contiguous()
                 for states in (run.before, run.unprojected)
             )
-        hidden, out = self.hidden(before), None if self.out is None else self.out(unprojected)
-        states, last_cell = Differentiated.apply(run, products, hidden, out, first, first_cell)
+        of_states, projected = hidden(before), None if out is None else out(unprojected)
+        states, last_cell = Differentiated.apply(run, values, products, of_states, projected, first, first_cell)
         return states, states[0 if reverse else -1], last_cell
 
 

@@ -40,7 +40,7 @@ def linear(use: Use, layer: nn.Linear, examples: int) -> FactoredGradients:
         return {"weight": Outer(inputs, signals, bias), "bias": bias}
     inputs = inputs.reshape(examples, -1, layer.in_features)
     signals = signals.reshape(examples, -1, layer.out_features)
-    weight = OuterSum(inputs, signals)
+    weight = OuterSum(inputs, signals, None if use.buffers is None else partial(use.buffers, layer))
     terms: FactoredGradients = {"weight": weight if use.buffers is None else weight.formed()}
     return terms if layer.bias is None else {**terms, "bias": GradientRows(signals.sum(dim=1))}
 
