@@ -110,6 +110,7 @@ class Layerwise(PerExample):
                 raise Unsupported(not_held(model, name))
         self.graphs = CapturedPasses(model, loss)
         self._forward = OpenedModel(model, projections) if projections else ModelFunction(model)
+        self._recurrent = any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in model.modules())
         # Kernels to pass channels-last; a parametrised kernel is computed in the forward pass, in its own order.
         self._kernels = [
             slot.names[0]
@@ -142,6 +143,13 @@ class Layerwise(PerExample):
         """Factors of a pass over the batch."""
         with torch.no_grad():
             return self._gradients(inputs, targets, None, views=1)
+
+    def losses(
+        self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
+    ) -> Float[Tensor, "rows 1"]:
+        """Losses as the reference's; example by example for recurrent layers, which PyTorch's vmap does not run."""
+        reference = OneByOne(self.model, self.loss, self.layout) if self._recurrent else super()
+        return reference.losses(inputs, targets, point=point, views=views)
 
     def sums(
         self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1, counted: int | None = None

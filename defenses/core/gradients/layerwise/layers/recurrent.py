@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...checks.synthetic_examples import tensors_of
 from ...engines.interface import Unsupported
 from .projection import Projection, with_globals
 from .recurrence import Differentiated, GRURun, LSTMRun, Recurrence, ReLURun, TanhRun, Weights
@@ -166,7 +167,8 @@ def _cell_forward(module: nn.Module, layers: Sequence[Projection]) -> Callable[.
 
     def gru(inputs: Tensor, state: Tensor, *_parameters: Any) -> Tensor:
         (r, z, n), (by_r, by_z, inner) = (values.chunk(3, dim=1) for values in (into(inputs), hidden(state)))
-        return torch.lerp((n + (r + by_r).sigmoid() * inner).tanh(), state, (z + by_z).sigmoid())
+        candidate = (n + (r + by_r).sigmoid() * inner).tanh()
+        return candidate + (z + by_z).sigmoid() * (state - candidate)
 
     def elman(activation: Callable[[Tensor], Tensor], inputs: Tensor, state: Tensor, *_parameters: Any) -> Tensor:
         return activation(into(inputs) + hidden(state))
@@ -185,3 +187,22 @@ FORWARDS: Mapping[type[nn.Module], Callable[[Any, Sequence[Projection]], Callabl
     **dict.fromkeys((nn.LSTMCell, nn.GRUCell, nn.RNNCell), _cell_forward),
 }
 """Recurrent modules, and the functions that open them: from a module and its layers to its forward function."""
+
+
+def kept_numbers(layer: nn.Module, output: Any) -> int | None:
+    """Estimates the numbers that the passes of a recurrent module keep for each of its inputs; None for other layers.
+
+    Args:
+        layer: any layer.
+        output: its output for a batch.
+    """
+    if isinstance(layer, nn.RNNCellBase):
+        # Products of inputs and of states, with the gates computed from them.
+        return 3 * next(tensors_of(output)).numel() // layer.hidden_size * len(layer.weight_hh)
+    if not isinstance(layer, nn.RNNBase):
+        return None
+    ways = 2 if layer.bidirectional else 1
+    steps = next(tensors_of(output)).numel() // (ways * (layer.proj_size or layer.hidden_size))
+    gates = layer.weight_hh_l0.shape[0]
+    # Gates, cell states, their tanh and states, for each layer and direction.
+    return steps * ways * layer.num_layers * (gates + 2 * layer.hidden_size)
