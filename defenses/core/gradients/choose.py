@@ -42,7 +42,7 @@ from .engines.interface import PerExample, Unsupported
 from .engines.one_by_one import OneByOne
 from .engines.torch_func import TorchFunc
 from .layerwise.engine import Expanded, InOrder, Layerwise
-from .layerwise.layers.recurrent import kept_numbers
+from .layerwise.layers.opened.recurrent import kept_numbers
 from .reference import Loss, ModelFunction
 
 AUTO = "auto"

@@ -40,8 +40,8 @@ from .buffers import BufferPool, Buffers
 from .captured import CapturedPasses, capturable
 from .factors import FactoredGradient, GradientRows, Mapped, parts
 from .layers.linear import added
-from .layers.opened import OpenedModel, Projections, projections_of
-from .layers.projection import Projection
+from .layers.opened.model import OpenedModel, Projections, projections_of
+from .layers.opened.projection import Projection
 from .layers.rules import refuse_settings, rule_of
 from .masks import Spans
 from .recorder import Leaf, Use, record

@@ -21,8 +21,8 @@ from ..recorder import Use
 from .convolution import Convolution
 from .convolution_settings import Geometry, padding_of
 from .linear import Outer, OuterSum
-from .projection import Projection
-from .recurrent import FusedProjection
+from .opened.projection import Projection
+from .opened.recurrent import FusedProjection
 
 FactoredGradients = dict[str, FactoredGradient]
 """The gradients of "weight" and "bias", if the layer has a bias."""

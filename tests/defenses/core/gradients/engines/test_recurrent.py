@@ -12,8 +12,8 @@ from leakbench.defenses.core.gradients.engines.interface import Unsupported
 from leakbench.defenses.core.gradients.engines.one_by_one import OneByOne
 from leakbench.defenses.core.gradients.layerwise import captured
 from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
-from leakbench.defenses.core.gradients.layerwise.layers import recurrence
-from leakbench.defenses.core.gradients.layerwise.layers.opened import OpenedModel, projections_of
+from leakbench.defenses.core.gradients.layerwise.layers.opened import recurrence
+from leakbench.defenses.core.gradients.layerwise.layers.opened.model import OpenedModel, projections_of
 from leakbench.defenses.core.plan.query import LossChange
 from tests.pretend_device import device
 
@@ -311,6 +311,20 @@ def test_a_loop_of_cells_has_the_gradients_of_the_layer(kind):
 
     rows = [engine_of(model).rows(made.inputs, made.targets) for model in (made.model, Last())]
     assert_same_rows(*rows)
+
+
+@subtests("kind", list(KINDS))
+def test_rows_at_another_point_and_of_several_views_are_the_references(kind):
+    made = made_of(network(kind, num_layers=2, bidirectional=True), 6)
+    layout, engine = Layout.of(made.model), engine_of(made.model)
+    elsewhere, reference = layout.read(made.model) + 0.1, OneByOne(made.model, cross_entropy, layout)
+    rows = reference.rows(made.inputs, made.targets, point=elsewhere)
+    assert_same_rows(engine.rows(made.inputs, made.targets, point=elsewhere), rows)
+    averaged = by_loop(made).view(2, 3, -1).mean(dim=1)
+    assert_same_rows(engine.rows(made.inputs, made.targets, views=3), averaged)
+    (total,) = engine.sums(plan_for(made.model), made.inputs, made.targets, views=3)
+    expected = (averaged / (averaged.norm(dim=1, keepdim=True) + 0.01)).sum(dim=0)
+    torch.testing.assert_close(total, expected, rtol=1e-11, atol=1e-12)
 
 
 @subtests("kind", ["lstm", "gru"])

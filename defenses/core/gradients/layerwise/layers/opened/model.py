@@ -1,4 +1,4 @@
-"""Modules that compute several linear products in a function of their own, opened into layers with known rules."""
+"""Models whose attention and recurrent modules are opened into linear layers, which have known rules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...reference import ModelFunction
+from ....reference import ModelFunction
 from . import attention, recurrent
 from .projection import Projection
 

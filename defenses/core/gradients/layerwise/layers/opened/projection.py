@@ -1,6 +1,6 @@
 """A linear layer that stands for a product inside of another layer, whose function gets its weights as arguments.
 
-The modules that `opened.py` lists compute several products and call no layer for them. During a pass they run copies of
+The modules that `model.py` lists compute several products and call no layer for them. During a pass they run copies of
 PyTorch's own functions that call layers of this kind, which are recorded as any other.
 """
 

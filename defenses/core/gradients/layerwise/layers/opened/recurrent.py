@@ -18,10 +18,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...checks.synthetic_examples import tensors_of
-from ...engines.interface import Unsupported
+from ....checks.synthetic_examples import tensors_of
+from ....engines.interface import Unsupported
 from .projection import Projection, with_globals
-from .recurrence import Differentiated, GRURun, LSTMRun, Recurrence, ReLURun, TanhRun, Weights
+from .recurrence import Differentiated, Recurrence, Weights
+from .units import GRURun, LSTMRun, ReLURun, TanhRun
 
 
 class FusedProjection(Projection):
