@@ -239,9 +239,9 @@ def test_layers_of_other_kinds_are_not_opened(layer):
 @subtests("names", [("weight_ih_l0",), ("bias_hh_l0", "bias_ih_l0"), ("weight_hh_l0", "bias_hh_l0"), ()])
 @subtests("kind", ["lstm", "gru"])
 def test_frozen_parameters_of_a_layer_have_no_gradient(kind, names):
-    model = network(kind)
-    frozen(model.layer, *names) if names else frozen(model, *(n for n, _ in model.named_parameters() if "layer" in n))
-    made = made_of(model)
+    layer = KINDS[kind](WIDTH, HIDDEN)
+    frozen(layer, *names)
+    made = made_of(Recurrent(layer))
     assert bool(projections_of(made.model)) == bool(names)
     assert_same_rows(engine_of(made.model).rows(made.inputs, made.targets), by_loop(made))
 
@@ -279,7 +279,7 @@ class Stepwise(nn.Module):
         state = None
         for step in range(inputs.shape[1] - 1):
             _, state = self.layer(inputs[:, step : step + 1], state)
-        return self.out(self.cell(inputs[:, -1], state[0]))
+        return self.out(self.cell(inputs[:, -1], None if state is None else state[0]))
 
 
 def test_weights_that_several_calls_and_a_cell_share_have_the_sum_of_their_gradients():
@@ -297,13 +297,14 @@ def test_a_loop_of_cells_has_the_gradients_of_the_layer(kind):
     layer = KINDS[kind](WIDTH, HIDDEN, batch_first=True)
     options = {"nonlinearity": kind} if kind in ("tanh", "relu") else {}
     cell = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}.get(kind, nn.RNNCell)(WIDTH, HIDDEN, **options)
-    made = made_of(Looped(cell))
+    looped = Looped(cell)
+    made = made_of(looped)
 
     class Last(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer, self.out = layer.double(), copy.deepcopy(made.model.out)
-            for name, parameter in made.model.cell.named_parameters():
+            self.layer, self.out = layer.double(), copy.deepcopy(looped.out)
+            for name, parameter in cell.named_parameters():
                 setattr(self.layer, f"{name}_l0", parameter)
 
         def forward(self, inputs):
@@ -362,7 +363,7 @@ def test_a_graph_replays_the_passes_of_a_layer(kind, monkeypatch):
 
 @subtests("kind", ["lstm", "gru"])
 def test_the_memory_of_a_pass_covers_the_gates_of_all_steps(kind):
-    made = made_of(network(kind, num_layers=2, bidirectional=True))
+    layer = KINDS[kind](WIDTH, HIDDEN, 2, bidirectional=True)
+    made = made_of(Recurrent(layer))
     choice = choose("auto", made.model, cross_entropy, Layout.of(made.model), made.inputs, made.targets)
-    gates = made.model.layer.weight_hh_l0.shape[0]
-    assert choice.activations >= 4 * LENGTH * gates
+    assert choice.activations >= 4 * LENGTH * layer.weight_hh_l0.shape[0]

@@ -6,6 +6,10 @@ products: equal for both in an LSTM and an RNN, not in a GRU, whose reset gate m
 autograd for each operation of each step would take longer than the arithmetic, so backpropagation through time is
 written out. Products of inputs, and factors of derivatives that no later step changes, are computed for several steps
 at once.
+
+Guarantee:
+    An example's states and derivatives are computed from its own row of the inputs, first states and outputs'
+    derivatives: each operation is elementwise in the rows, or multiplies each row with the same matrix.
 """
 
 from __future__ import annotations
@@ -41,6 +45,14 @@ class Weights(NamedTuple):
     hidden_bias: Float[Tensor, " gates"] | None
     projection: Float[Tensor, "state cell"] | None = None
 
+    def converted(self, dtype: torch.dtype) -> Weights:
+        """Returns the parameters in a dtype."""
+        inputs_bias, hidden_bias, projection = (
+            None if values is None else values.to(dtype)
+            for values in (self.inputs_bias, self.hidden_bias, self.projection)
+        )
+        return Weights(self.inputs.to(dtype), inputs_bias, self.hidden.to(dtype), hidden_bias, projection)
+
 
 class Derivatives(NamedTuple):
     """Derivatives of the loss by a recurrence's inputs, products and first states.
@@ -62,7 +74,7 @@ class Derivatives(NamedTuple):
     first_cell: Float[Tensor, "rows cell"] | None
 
 
-class Recurrence:
+class UnrolledLayer:
     """A recurrence that has run over a sequence, with the values that its derivatives need.
 
     Attributes:
@@ -97,7 +109,7 @@ class Recurrence:
         device = device_type(inputs)
         # Products in place are not autocast, and all of one dtype nothing is widened on the way.
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else inputs.dtype
-        self._weights = Weights(*(None if values is None else values.to(dtype) for values in weights))
+        self._weights = weights.converted(dtype)
         (rows, steps, _), gates = inputs.shape, len(weights.inputs)
         self._inputs = inputs.transpose(0, 1).to(dtype)
         self._gates = self._inputs.new_empty(steps, rows, gates)
@@ -180,7 +192,7 @@ class Differentiated(torch.autograd.Function):
     """Results of a recurrence that has run, as functions of its inputs, products and first states."""
 
     @staticmethod
-    def forward(ctx: Any, run: Recurrence, *_differentiated: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx: Any, run: UnrolledLayer, *_differentiated: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Returns the states after each step and the last cell state.
 
         Args:
@@ -194,10 +206,11 @@ class Differentiated(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *signals: Any) -> tuple[Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  the decorator hides the names
+        ctx: Any, outputs: Tensor, last_cell: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         """Returns the derivatives; they can be computed once, because the run's memory is freed."""
         run, ctx.run = ctx.run, None
-        outputs, last_cell = signals
         return None, *run.derivatives(outputs.to(run.after.dtype), last_cell, by_inputs=ctx.needs_input_grad[1])
 
 

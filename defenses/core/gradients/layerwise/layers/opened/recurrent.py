@@ -2,8 +2,9 @@
 
 During a pass a module runs a copy of PyTorch's own forward function, in which the recurrence is ours (`recurrence.py`).
 It computes the products of inputs and states, each of which is recorded as the call of a linear layer for all steps.
-Everything else, such as layouts and first states, is PyTorch's; dropout between
-layers is drawn by record (`drawn_functions.py`), as PyTorch's own function draws it.
+Everything else, such as layouts and first states, is PyTorch's. Dropout between layers is drawn by record
+(`drawn_functions.py`), with the draws that replace those of PyTorch's own function. A cell calls a layer for each of
+its two products.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.nn import functional
 from ....checks.synthetic_examples import tensors_of
 from ....engines.interface import Unsupported
 from .projection import Projection, with_globals
-from .recurrence import Differentiated, Recurrence, Weights
+from .recurrence import Differentiated, UnrolledLayer, Weights
 from .units import GRURun, LSTMRun, ReLURun, TanhRun
 
 
@@ -57,9 +58,8 @@ def _suffixes(module: nn.RNNBase) -> Iterator[str]:
 
 
 def _projection(kind: type[Projection], module: nn.Module, name: str, key: str, suffix: str) -> Projection:
-    bias = f"bias_{key}{suffix}"
-    held = getattr(module, bias, None) is not None
-    return kind(module, f"weight_{key}{suffix}", bias if held else None, f"{name}.weight_{key}{suffix}")
+    weight, bias = f"weight_{key}{suffix}", f"bias_{key}{suffix}"
+    return kind(module, weight, None if getattr(module, bias, None) is None else bias, f"{name}.{weight}")
 
 
 class _Direction(NamedTuple):
@@ -71,13 +71,13 @@ class _Direction(NamedTuple):
         out: those that project the states of an LSTM.
     """
 
-    into: FusedProjection
-    hidden: FusedProjection
-    out: FusedProjection | None = None
+    into: Projection
+    hidden: Projection
+    out: Projection | None = None
 
     def __call__(
         self,
-        kind: type[Recurrence],
+        kind: type[UnrolledLayer],
         values: Float[Tensor, "rows t width"],
         first: Float[Tensor, "rows state"],
         first_cell: Float[Tensor, "rows _"] | None,
@@ -87,11 +87,10 @@ class _Direction(NamedTuple):
         """Returns the states after each step, the last state and the last cell state."""
         products = self.into(values)
         # Inputs that the batch shares have products for each entry by now (`shared_uses.py`).
-        values, first, first_cell = (
-            None if each is None else each.expand(len(products), *each.shape[1:])
-            for each in (values, first, first_cell)
-        )
-        with torch.no_grad():
+        values, first = (each.expand(len(products), *each.shape[1:]) for each in (values, first))
+        first_cell = None if first_cell is None else first_cell.expand(len(products), -1)
+        # Modes that replace random functions would see each of the many calls, none of which draws.
+        with torch.no_grad(), torch._C.DisableTorchFunction():
             into, hidden, out = self
             projection = None if out is None else out.weight
             weights = Weights(into.weight, into.bias, hidden.weight, hidden.bias, projection)
@@ -112,7 +111,7 @@ def _forward(module: nn.RNNBase, layers: Sequence[Projection]) -> Callable[..., 
     directions = [_Direction(*layers[start : start + each]) for start in range(0, len(layers), each)]
     place = layers[0].place.rpartition(".")[0]
 
-    def run(kind: type[Recurrence], inputs: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    def run(kind: type[UnrolledLayer], inputs: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
         """Runs all layers; arguments as those of `torch.lstm`."""
         if not isinstance(arguments[2], bool):
             raise Unsupported(f"layer '{place}' must get a tensor of sequences, got packed sequences")
@@ -199,11 +198,12 @@ def kept_numbers(layer: nn.Module, output: Any) -> int | None:
     """
     if isinstance(layer, nn.RNNCellBase):
         # Products of inputs and of states, with the gates computed from them.
-        return 3 * next(tensors_of(output)).numel() // layer.hidden_size * len(layer.weight_hh)
+        gates = layer.weight_hh.shape[0]
+        return 3 * next(tensors_of(output)).numel() // layer.hidden_size * gates
     if not isinstance(layer, nn.RNNBase):
         return None
     ways = 2 if layer.bidirectional else 1
     steps = next(tensors_of(output)).numel() // (ways * (layer.proj_size or layer.hidden_size))
-    gates = layer.weight_hh_l0.shape[0]
+    gates = layer.all_weights[0][1].shape[0]
     # Gates, cell states, their tanh and states, for each layer and direction.
     return steps * ways * layer.num_layers * (gates + 2 * layer.hidden_size)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .recurrence import Derivatives, Recurrence
+from .recurrence import Derivatives, UnrolledLayer
 
 ATEN = torch.ops.aten
 
 
-class LSTMRun(Recurrence):
+class LSTMRun(UnrolledLayer):
     """An LSTM, with or without projection of its states."""
 
     def _run(self, first_cell: Tensor | None) -> None:
@@ -64,7 +64,7 @@ class LSTMRun(Recurrence):
         return Derivatives(inputs, signals, signals, projected, state, cell)
 
 
-class GRURun(Recurrence):
+class GRURun(UnrolledLayer):
     """A GRU: h_t = (1 - z) n + z h_(t-1), n = tanh(W_in x_t + b_in + r (W_hn h_(t-1) + b_hn))."""
 
     def _bias(self) -> Tensor | None:
@@ -115,7 +115,7 @@ class GRURun(Recurrence):
         return Derivatives(inputs, products, signals[:, :, : 3 * width], None, state, None)
 
 
-class _ElmanRun(Recurrence):
+class _ElmanRun(UnrolledLayer):
     """An RNN with an activation."""
 
     def _run(self, first_cell: Tensor | None) -> None:
