@@ -45,7 +45,7 @@ from .layers.opened.projection import Projection
 from .layers.rules import refuse_settings, rule_of
 from .masks import Spans
 from .recorder import Leaf, Use, record
-from .shared_uses import SharedUses, aligned, find_uses, not_held
+from .shared_uses import SharedUses, aligned, batch_dimension, find_uses, not_held
 
 _SMALL = 2**18  # entries of a first layer's output, up to which the cost of a graph node (`_Begin`) is noticeable
 
@@ -274,7 +274,7 @@ class Layerwise(PerExample):
         leaves: list[Leaf] = []
         for name, alignment in self._uses.bare.items():
             leaf = met[name] = aligned(values[name], alignment, inputs.shape[0]).detach().requires_grad_()
-            leaves.append((leaf, partial(_enter_rows, terms_by_names, name, views)))
+            leaves.append((leaf, partial(_enter_rows, terms_by_names, name, views, batch_dimension(alignment))))
         record(
             lambda batch: forward(met, batch),
             self._layers,
@@ -388,11 +388,11 @@ class Expanded(InOrder):
 
 
 def _enter_rows(
-    terms: dict[tuple[str, ...], list[FactoredGradient]], name: str, views: int, signals: Tensor | None
+    terms: dict[tuple[str, ...], list[FactoredGradient]], name: str, views: int, over: int, signals: Tensor | None
 ) -> None:
     """Enters the derivative by a parameter's copies, one for each entry, as its rows: means over an example's views."""
     if signals is not None:
-        rows = signals.flatten(1) if signals.dim() > 1 else signals.unsqueeze(1)
+        rows = signals.movedim(over, 0).flatten(1) if signals.dim() > 1 else signals.unsqueeze(1)
         terms[(name,)] = [GradientRows(rows if views == 1 else rows.unflatten(0, (-1, views)).mean(dim=1))]
 
 

@@ -314,6 +314,31 @@ def test_a_loop_of_cells_has_the_gradients_of_the_layer(kind):
     assert_same_rows(*rows)
 
 
+class Learned(nn.Module):
+    """A layer whose first states are parameters, behind one that reads positions once for the whole batch."""
+
+    def __init__(self, *, positions: bool) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(2, 1, HIDDEN))
+        self.layer, self.out = nn.GRU(WIDTH, HIDDEN, 2, batch_first=True), nn.Linear(HIDDEN, CLASSES)
+        self.places = nn.LSTM(3, WIDTH, batch_first=True) if positions else None
+        self.register_buffer("codes", torch.randn(1, LENGTH, 3))
+
+    def forward(self, inputs):
+        if self.places is not None:
+            inputs = inputs + self.places(self.codes)[0]
+        return self.out(self.layer(inputs, self.first.expand(-1, len(inputs), -1).contiguous())[0].mean(dim=1))
+
+
+@subtests("positions", [False, True])
+def test_learned_states_and_a_sequence_that_the_batch_shares_have_a_gradient_of_each_example(positions):
+    for examples in (3, LENGTH):
+        made = made_of(Learned(positions=positions), examples)
+        choice = choose("auto", made.model, cross_entropy, Layout.of(made.model), made.inputs, made.targets)
+        assert choice.note.startswith("layerwise (expanded: ")
+        assert_same_rows(choice.engine.rows(made.inputs, made.targets), by_loop(made))
+
+
 @subtests("kind", list(KINDS))
 def test_rows_at_another_point_and_of_several_views_are_the_references(kind):
     made = made_of(network(kind, num_layers=2, bidirectional=True), 6)
