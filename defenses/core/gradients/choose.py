@@ -28,12 +28,21 @@ from ..randomness.record_draws import entries, one_pass, record_keys, words
 from .checks.branches import BranchAnswers
 from .checks.fingerprint import UnknownContent, architecture, digest
 from .checks.model_checks import Findings, Refused, copied_loss, fresh, loss_state, try_first, try_passes, value_read
-from .checks.synthetic_examples import NOT_DECLARED, Domains, SyntheticBatch, classes_of, inputs_for, inputs_of
+from .checks.synthetic_examples import (
+    NOT_DECLARED,
+    Domains,
+    SyntheticBatch,
+    classes_of,
+    inputs_for,
+    inputs_of,
+    tensors_of,
+)
 from .engines.batches import Batches
 from .engines.interface import PerExample, Unsupported
 from .engines.one_by_one import OneByOne
 from .engines.torch_func import TorchFunc
 from .layerwise.engine import Expanded, InOrder, Layerwise
+from .layerwise.layers.opened.recurrent import kept_numbers
 from .reference import Loss, ModelFunction
 
 AUTO = "auto"
@@ -515,12 +524,13 @@ class _Trial:
         raise failure or ArithmeticError("its loss is not finite")
 
     def _count(self, x: Tensor) -> int:
-        """Returns the number of outputs of all layers in a forward pass, per example."""
+        """Returns the number of outputs of all layers in a forward pass, and states of recurrent ones, per example."""
         total = 0
 
-        def add(_layer: nn.Module, _args: object, output: object) -> None:
+        def add(layer: nn.Module, _args: object, output: object) -> None:
             nonlocal total
-            total += output.numel() if isinstance(output, Tensor) else 0
+            recurrent = kept_numbers(layer, output)
+            total += sum(values.numel() for values in tensors_of(output)) if recurrent is None else recurrent
 
         # Leaf modules only: a container returns the output of its last layer again.
         leaves = [layer for layer in self._model.modules() if not [*layer.children()]]

@@ -38,12 +38,14 @@ from ..reference_sums import added_up
 from .block_sums import BatchGradients, served
 from .buffers import BufferPool, Buffers
 from .captured import CapturedPasses, capturable
-from .factors import FactoredGradient, GradientRows, Mapped, Summed, parts
-from .layers.attention import AttentionModel, Projection, Projections, projections_of
+from .factors import FactoredGradient, GradientRows, Mapped, parts
+from .layers.linear import added
+from .layers.opened.model import OpenedModel, Projections, projections_of
+from .layers.opened.projection import Projection
 from .layers.rules import refuse_settings, rule_of
 from .masks import Spans
 from .recorder import Leaf, Use, record
-from .shared_uses import SharedUses, aligned, find_uses, not_held
+from .shared_uses import SharedUses, aligned, batch_dimension, find_uses, not_held
 
 _SMALL = 2**18  # entries of a first layer's output, up to which the cost of a graph node (`_Begin`) is noticeable
 
@@ -107,7 +109,8 @@ class Layerwise(PerExample):
             if name not in self._uses.bare:
                 raise Unsupported(not_held(model, name))
         self.graphs = CapturedPasses(model, loss)
-        self._forward = AttentionModel(model, projections) if projections else ModelFunction(model)
+        self._forward = OpenedModel(model, projections) if projections else ModelFunction(model)
+        self._recurrent = any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in model.modules())
         # Kernels to pass channels-last; a parametrised kernel is computed in the forward pass, in its own order.
         self._kernels = [
             slot.names[0]
@@ -140,6 +143,13 @@ class Layerwise(PerExample):
         """Factors of a pass over the batch."""
         with torch.no_grad():
             return self._gradients(inputs, targets, None, views=1)
+
+    def losses(
+        self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
+    ) -> Float[Tensor, "rows 1"]:
+        """Losses as the reference's; example by example for recurrent layers, which PyTorch's vmap does not run."""
+        reference = OneByOne(self.model, self.loss, self.layout) if self._recurrent else super()
+        return reference.losses(inputs, targets, point=point, views=views)
 
     def sums(
         self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1, counted: int | None = None
@@ -264,7 +274,7 @@ class Layerwise(PerExample):
         leaves: list[Leaf] = []
         for name, alignment in self._uses.bare.items():
             leaf = met[name] = aligned(values[name], alignment, inputs.shape[0]).detach().requires_grad_()
-            leaves.append((leaf, partial(_enter_rows, terms_by_names, name, views)))
+            leaves.append((leaf, partial(_enter_rows, terms_by_names, name, views, batch_dimension(alignment))))
         record(
             lambda batch: forward(met, batch),
             self._layers,
@@ -359,7 +369,7 @@ class Expanded(InOrder):
         """
         projections = projections_of(model)
         slots, bare = known_slots(model, layout, projections)
-        forward = AttentionModel(model, projections) if projections else ModelFunction(model)
+        forward = OpenedModel(model, projections) if projections else ModelFunction(model)
         if answers:
             forward = AnsweredModel(model, forward, answers)
         return partial(cls, uses=find_uses(model, forward, loss, list(slots), bare, examples), answers=tuple(answers))
@@ -378,11 +388,11 @@ class Expanded(InOrder):
 
 
 def _enter_rows(
-    terms: dict[tuple[str, ...], list[FactoredGradient]], name: str, views: int, signals: Tensor | None
+    terms: dict[tuple[str, ...], list[FactoredGradient]], name: str, views: int, over: int, signals: Tensor | None
 ) -> None:
     """Enters the derivative by a parameter's copies, one for each entry, as its rows: means over an example's views."""
     if signals is not None:
-        rows = signals.flatten(1) if signals.dim() > 1 else signals.unsqueeze(1)
+        rows = signals.movedim(over, 0).flatten(1) if signals.dim() > 1 else signals.unsqueeze(1)
         terms[(name,)] = [GradientRows(rows if views == 1 else rows.unflatten(0, (-1, views)).mean(dim=1))]
 
 
@@ -402,7 +412,7 @@ def _of_parameters(
         Unsupported: a term is not of the parameter's size, or not of each example.
     """
     for names, terms in terms_by_names.items():
-        own, term = tuple(spans[name] for name in names), Summed(terms) if len(terms) > 1 else terms[0]
+        own = tuple(spans[name] for name in names)
         # Kernels write at a parameter's place as many numbers as a term has: PyTorch allows a single number as the
         # bias of many outputs.
         size = sum(stop - start for start, stop in own)
@@ -411,7 +421,7 @@ def _of_parameters(
                 f"parameter '{names[0]}' must have a gradient of its own {size} numbers for each of {examples} "
                 f"examples, got {terms[0].size} for {terms[0].examples}"
             )
-        yield own, term
+        yield own, added(terms)
 
 
 def _refuse_rounding(use: Use, dtype: torch.dtype) -> None:

@@ -23,9 +23,9 @@ from ...randomness.record_draws import entries, one_pass
 from ..checks.synthetic_examples import SyntheticBatch
 from ..engines.interface import Unsupported
 from ..reference import Loss, ModelFunction
-from .recorder import by_entry, example_losses
+from .recorder import example_losses
 
-_IN_PLACE = -1  # the parameter's first dimension, of size 1, becomes the batch
+_IN_PLACE = (0, 1)  # dimensions of size 1 that may become the batch: the second in states of recurrent layers
 _MOST_ONES = 3  # dimensions between the batch and a parameter's own, as height and width of an image
 _AGREES = 1e-9  # of the largest loss
 _FEWER = 5  # examples of the second pass, of whose layers' inputs the shapes are compared
@@ -37,7 +37,8 @@ class SharedUses:
 
     Attributes:
         bare: parameters that no known layer holds, and the number of dimensions of size 1 between the batch and a
-            parameter's own in the shape of its copies; -1 if the parameter's first dimension, of size 1, is the batch.
+            parameter's own in the shape of its copies; -1 if the parameter's first dimension, of size 1, is the batch,
+            -2 if the second is.
         calls: calls that are made once for all entries, by number, and their input's shape.
     """
 
@@ -47,9 +48,16 @@ class SharedUses:
 
 def aligned(value: Tensor, alignment: int, entries: int) -> Tensor:
     """Returns a copy of a parameter for each entry of a batch, as a view; see `SharedUses.bare`."""
-    if alignment == _IN_PLACE:
-        return by_entry(value, entries)
+    if alignment < 0:
+        return value.expand(
+            *(entries if d == batch_dimension(alignment) else size for d, size in enumerate(value.shape))
+        )
     return value.view(*[1] * (1 + alignment), *value.shape).expand(entries, *[-1] * (alignment + value.dim()))
+
+
+def batch_dimension(alignment: int) -> int:
+    """Returns the dimension of a parameter's copies that runs over the entries."""
+    return max(0, -1 - alignment)
 
 
 def not_held(model: nn.Module, name: str) -> str:
@@ -91,7 +99,8 @@ def find_uses(
         alike = {name: forward.value(name).detach() for name in bare if kinds[name] == kind}
         moved = {name: value + _step(value, generator) for name, value in alike.items()}
         expected = torch.where(odd, outcome(examples, moved), outcome(examples, {}))
-        for alignment in range(_IN_PLACE if kind[2][:1] == (1,) else 0, _MOST_ONES + 1):
+        in_place = [-1 - d for d in _IN_PLACE if kind[2][d : d + 1] == (1,)]
+        for alignment in (*in_place, *range(_MOST_ONES + 1)):
             mixed = {name: _mixed(odd, moved[name], value, alignment) for name, value in alike.items()}
             losses = _unless_it_fails(partial(outcome, examples, mixed))
             if losses is not None and losses.shape == expected.shape and _agree(losses, expected):
@@ -141,7 +150,9 @@ def _unless_it_fails(losses: Callable[[], Tensor]) -> Tensor | None:
 def _mixed(odd: Tensor, moved: Tensor, value: Tensor, alignment: int) -> Tensor:
     """Returns copies for each example: the moved values for every second one."""
     first, second = (aligned(values, alignment, len(odd)) for values in (moved, value))
-    return torch.where(odd.view(-1, *[1] * (first.dim() - 1)), first, second)
+    shape = [1] * first.dim()
+    shape[batch_dimension(alignment)] = -1
+    return torch.where(odd.view(shape), first, second)
 
 
 def _step(value: Tensor, generator: torch.Generator) -> Tensor:

@@ -6,7 +6,7 @@ under a mask M that all examples share |M ∘ (s xᵀ)|² = (s∘s)ᵀ M (x∘x)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Float
@@ -26,6 +26,7 @@ from ..factors import (
     FactoredGradient,
     GradientRows,
     Squares,
+    Summed,
     added_products,
     gram,
     gram_squares,
@@ -33,6 +34,7 @@ from ..factors import (
     parts,
     product_size,
     recomputed,
+    squared_lengths,
 )
 from .compiled_rows import product_flops, product_squares
 from .convolution_settings import Geometry
@@ -173,9 +175,21 @@ def _masked(
 class OuterSum(FactoredGradient):
     """Gradients of a weight that each example uses at several positions: the sum of s_t x_tᵀ."""
 
-    def __init__(self, inputs: Float[Tensor, "rows t in"], signals: Float[Tensor, "rows t out"]) -> None:
-        """Takes the input and the loss's gradient at the output, position by position."""
+    def __init__(
+        self,
+        inputs: Float[Tensor, "rows t in"],
+        signals: Float[Tensor, "rows t out"],
+        buffers: Callable[[int, Tensor], Tensor] | None = None,
+    ) -> None:
+        """Takes the input and the loss's gradient at the output, position by position.
+
+        Args:
+            inputs: the layer's input.
+            signals: the loss's gradient at the output.
+            buffers: source of memory for kept rows; fresh memory if None.
+        """
         self.inputs, self.signals = inputs, signals
+        self._buffers = buffers or (lambda numbers, like: like.new_empty(numbers))
         self.like, self.examples = signals, signals.shape[0]
         self.size, self.scratch = signals.shape[2] * inputs.shape[2], 0
         self._kept: GradientRows | None = None
@@ -217,7 +231,7 @@ class OuterSum(FactoredGradient):
             pairs = ((self.inputs[part], self.signals[part]) for part in parts(self.examples, each, self.like))
             return joined([gram_squares(gram(x), gram(s), s.dtype) for x, s in pairs])
         if strategy is Strategy.KEEP:
-            self._kept = GradientRows(torch.cat([rows for _, rows in self.chunks()]))
+            self._kept = self._all_rows()
             return self._kept.squares()
         return recomputed(super().squares().value, self.inputs, self.signals)
 
@@ -237,7 +251,18 @@ class OuterSum(FactoredGradient):
         if not reduced() or cheapest(self._shape, self.like.device.type) is not Strategy.KEEP:
             return self
         with product_precision():  # from here on, whatever is computed is computed from these rows
-            return GradientRows(torch.cat([rows for _, rows in self.chunks(wide=True)]))
+            return self._all_rows()
+
+    def _all_rows(self) -> GradientRows:
+        """Returns all rows, on a CPU with their norms, which are measured while a chunk is in the cache."""
+        rows = self._buffers(self.examples * self.size, self.like).view(self.examples, self.size)
+        out, entering = self.signals.shape[2], self.inputs.shape[2]
+        measured: list[Tensor] = []
+        for part in parts(self.examples, self.size * self.like.element_size(), self.like):
+            torch.bmm(self.signals[part].mT, self.inputs[part], out=rows[part].view(-1, out, entering))
+            if rows.is_cpu:
+                measured.append(squared_lengths(rows[part]))
+        return GradientRows(rows, torch.cat(measured) if measured else None)
 
     @property
     def _shape(self) -> Shape:
@@ -259,3 +284,25 @@ class OuterSum(FactoredGradient):
     def _geometry(self) -> Geometry:
         channels, ones = (self.inputs.shape[2], self.signals.shape[2]), (1, 1)
         return Geometry(channels=channels, kernel=ones, stride=ones, dilation=ones, padding=(0, 0, 0, 0), groups=1)
+
+
+def added(terms: Sequence[FactoredGradient]) -> FactoredGradient:
+    """Returns the sum of a parameter's gradients from several uses.
+
+    Uses by linear layers are positions of a single one, as of a recurrent cell that is called in a loop. Formed rows
+    are added up. Others are combined by `Summed`, which forms the rows of each.
+
+    Args:
+        terms: gradients of each use, of equal sizes.
+    """
+    if len(terms) == 1:
+        return terms[0]
+    outers = [term for term in terms if isinstance(term, Outer | OuterSum)]
+    if len(outers) == len(terms) and len({term.inputs.shape[-1] for term in outers}) == 1:
+        inputs, signals = (
+            torch.cat([each.unsqueeze(1) if each.dim() == 2 else each for each in factors], dim=1)
+            for factors in ([term.inputs for term in outers], [term.signals for term in outers])
+        )
+        return OuterSum(inputs, signals)
+    formed = [term.values for term in terms if isinstance(term, GradientRows)]
+    return GradientRows(torch.stack(formed).sum(dim=0)) if len(formed) == len(terms) else Summed(terms)

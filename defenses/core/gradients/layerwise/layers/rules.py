@@ -18,10 +18,11 @@ from torch.nn.utils import parametrize
 from ...engines.interface import Unsupported
 from ..factors import FactoredGradient, GradientRows, Lookup
 from ..recorder import Use
-from .attention import Projection
 from .convolution import Convolution
 from .convolution_settings import Geometry, padding_of
 from .linear import Outer, OuterSum
+from .opened.projection import Projection
+from .opened.recurrent import FusedProjection
 
 FactoredGradients = dict[str, FactoredGradient]
 """The gradients of "weight" and "bias", if the layer has a bias."""
@@ -39,7 +40,7 @@ def linear(use: Use, layer: nn.Linear, examples: int) -> FactoredGradients:
         return {"weight": Outer(inputs, signals, bias), "bias": bias}
     inputs = inputs.reshape(examples, -1, layer.in_features)
     signals = signals.reshape(examples, -1, layer.out_features)
-    weight = OuterSum(inputs, signals)
+    weight = OuterSum(inputs, signals, None if use.buffers is None else partial(use.buffers, layer))
     terms: FactoredGradients = {"weight": weight if use.buffers is None else weight.formed()}
     return terms if layer.bias is None else {**terms, "bias": GradientRows(signals.sum(dim=1))}
 
@@ -136,6 +137,7 @@ LayerRule = Callable[..., FactoredGradients]
 KNOWN: Mapping[type[nn.Module], LayerRule] = {
     nn.Linear: linear,
     Projection: linear,
+    FusedProjection: linear,
     nn.Conv1d: convolution,
     nn.Conv2d: convolution,
     nn.GroupNorm: group_norm,

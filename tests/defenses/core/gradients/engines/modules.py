@@ -280,6 +280,37 @@ class Attention(nn.Module):
         return self.out(self.attention(inputs, inputs, inputs)[0].mean(dim=1))
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer of which the states after all steps and the last ones are both used."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+        state = layer.proj_size or layer.hidden_size
+        width = (2 if layer.bidirectional else 1) * state + state
+        self.out = nn.Linear(width + layer.hidden_size * isinstance(layer, nn.LSTM), CLASSES)
+
+    def forward(self, inputs):
+        outputs, last = self.layer(inputs if self.layer.batch_first else inputs.transpose(0, 1))
+        last = last if isinstance(last, tuple) else (last,)
+        averages = outputs.mean(dim=1 if self.layer.batch_first else 0)
+        return self.out(torch.cat([averages, *(state.square().sum(dim=0) for state in last)], dim=1))
+
+
+class Looped(nn.Module):
+    """A recurrent cell that is called at each step."""
+
+    def __init__(self, cell: nn.RNNCellBase) -> None:
+        super().__init__()
+        self.cell, self.out = cell, nn.Linear(cell.hidden_size, CLASSES)
+
+    def forward(self, inputs):
+        state = None
+        for values in inputs.unbind(dim=1):
+            state = self.cell(values, state)
+        return self.out(state[0] if isinstance(state, tuple) else state)
+
+
 def standardised(layer: nn.Module) -> nn.Module:
     """The layer, its weight standardised on the way."""
     return parametrize.register_parametrization(layer, "weight", Standardised())

@@ -11,7 +11,7 @@ from leakbench.defenses.core.gradients.choose import choose
 from leakbench.defenses.core.gradients.engines.one_by_one import OneByOne
 from leakbench.defenses.core.gradients.engines.torch_func import TorchFunc
 from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
-from leakbench.defenses.core.gradients.layerwise.layers.attention import projections_of
+from leakbench.defenses.core.gradients.layerwise.layers.opened.model import projections_of
 
 from .....parameters import subtests
 from .duties import assert_same_rows, by_loop, snapshot

@@ -62,6 +62,15 @@ UNKNOWN = {
     "positions_without_a_batch": "layer 'words' (Embedding)",
     "bare_positions": "the model itself (BarePositions)",
     "attention": "layer 'attention' (MultiheadAttention)",
+    "lstm": "layer 'layer' (LSTM)",
+    "lstm_projected": "layer 'layer' (LSTM)",
+    "gru": "layer 'layer' (GRU)",
+    "gru_both_ways": "layer 'layer' (GRU)",
+    "rnn": "layer 'layer' (RNN)",
+    "rnn_relu": "layer 'layer' (RNN)",
+    "lstm_cell": "layer 'cell' (LSTMCell)",
+    "gru_cell": "layer 'cell' (GRUCell)",
+    "rnn_cell": "layer 'cell' (RNNCell)",
     "small_resnet": "layer '1' (GroupNorm)",
 }
 MODE = r"layer '0' \(Conv{}d\) must have padding_mode='zeros', .* got '{}'"

@@ -38,6 +38,14 @@ REFUSED = {
     "folded_into_the_batch": r"layer 'conv' \(Conv1d\) must have the batch as its first dimension",
     "positions_without_a_batch": r"layer 'places' \(Embedding\) must have the batch as its first .* \[9\]",
     "attention": r"layer 'attention' \(MultiheadAttention\) must have one input and one output",
+    **{
+        name: r"layer 'layer' \(\w+\) must have one input and one output"
+        for name in ("lstm", "lstm_projected", "gru", "gru_both_ways", "rnn", "rnn_relu")
+    },
+    **{
+        name: r"layer 'cell' \(\w+\) must be called with one tensor and nothing else"
+        for name in ("lstm_cell", "gru_cell", "rnn_cell")
+    },
 }
 SUPPORTED = [name for name in NAMES if name not in REFUSED]
 
