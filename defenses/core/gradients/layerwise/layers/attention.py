@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ....inputs import Inputs
 from ...reference import ModelFunction
 
 
@@ -73,7 +74,7 @@ class AttentionModel(ModelFunction):
         super().__init__(model)
         self._forwards = {module: _forward(module, *layers) for module, layers in projections.items()}
 
-    def __call__(self, at: Mapping[str, Tensor], batch: Tensor) -> Any:
+    def __call__(self, at: Mapping[str, Tensor], batch: Inputs) -> Any:
         """Returns the outputs."""
         with ExitStack() as stack:
             for module, forward in self._forwards.items():
