@@ -168,14 +168,11 @@ def refuse_shared(private: Inputs, public: Inputs) -> None:
 
 
 def _refuse_other_arguments(private: Inputs, public: Inputs) -> None:
-    arguments = [
-        values.names or len(values.tensors) if isinstance(values, InputTensors) else "one tensor"
-        for values in (private, public)
-    ]
-    if arguments[0] != arguments[1]:
-        raise ValueError(
-            f"public inputs must be the arguments that private ones are, {arguments[0]}, got {arguments[1]}"
-        )
+    mine, theirs = (
+        ", ".join(values.places) if isinstance(values, InputTensors) else "one tensor" for values in (private, public)
+    )
+    if mine != theirs:
+        raise ValueError(f"public inputs must be the same arguments as private ones, {mine}, got {theirs}")
 
 
 def _coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:

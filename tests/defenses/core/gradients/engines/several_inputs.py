@@ -37,7 +37,7 @@ class PictureWithTable(nn.Module):
 
 def texts(count: int, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, LENGTH + 1, (count, 1), generator=generator)
+    lengths = torch.randint(4, LENGTH + 1, (count, 1), generator=generator)
     mask = (torch.arange(LENGTH) < lengths).long()
     return {"input_ids": torch.randint(0, WORDS, (count, LENGTH), generator=generator) * mask, "attention_mask": mask}
 

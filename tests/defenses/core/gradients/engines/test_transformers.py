@@ -25,7 +25,6 @@ from leakbench.defenses.core import (
     train,
 )
 from leakbench.defenses.core.gradients.choose import choose
-
 from leakbench.defenses.dp_sgd import dp_sgd
 
 from .duties import assert_same_rows, by_loop
@@ -165,7 +164,7 @@ def test_language_models_by_token(name, shifted):
     behind = torch.cat([labels[:, 1:], torch.full((7, 1), -100)], dim=1)
 
     def by_tokens(outputs, targets):
-        return model.loss_function(outputs.logits, targets, vocab_size=WORDS)
+        return nn.functional.cross_entropy(outputs.logits[0, :-1], targets[0, 1:])
 
     def at_their_places(outputs, targets):
         return nn.functional.cross_entropy(outputs.logits[0], targets[0])
@@ -176,6 +175,9 @@ def test_language_models_by_token(name, shifted):
         else (cross_entropy, behind, at_their_places)
     )
     check_dictionary(model, inputs, targets, loss, reference)
+    alone = inputs[:1].passed_to(model.eval())  # transformers' own loss, of a batch of one
+    own = model.loss_function(alone.logits, labels[:1], vocab_size=WORDS)
+    torch.testing.assert_close(loss(alone, targets[:1])[0], own, rtol=1e-5, atol=0)
 
 
 def test_taggers_by_token():
