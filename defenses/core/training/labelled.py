@@ -52,8 +52,8 @@ def as_examples(data: LabelledData, argument: str, device: torch.device | str | 
         device: target device; None to keep the data on its own.
 
     Raises:
-        ValueError: for no examples, lengths that differ, rows of another form or of several shapes, a data loader, a dataset
-            of unknown length, or NaN in one of several inputs.
+        ValueError: for no examples, lengths that differ, rows of another form or of several shapes, a data loader, a
+            dataset of unknown length, or NaN in one of several inputs.
     """
     dataset: Any = data
     if isinstance(dataset, DataLoader):
