@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args, get_origin, is_typeddict
+from typing import Any, get_args, is_typeddict
 
 import torch
 from torch import Tensor, nn
@@ -136,11 +136,6 @@ class InputTensors:
         """Returns copies."""
         return self.map(partial(torch.clone, **order))
 
-    def copy_(self, other: InputTensors) -> None:
-        """Overwrites the tensors by those of another batch of the same form."""
-        for mine, theirs in zip(self.tensors, other.tensors, strict=True):
-            mine.copy_(theirs)
-
     def unsqueeze(self, dim: int) -> InputTensors:
         """Returns an example as a batch of one, for `dim` 0."""
         return self.map(lambda values: values.unsqueeze(dim))
@@ -196,9 +191,12 @@ def form_of(inputs: Inputs) -> tuple[object, ...]:
 
 def _refuse_undeclared(signature: inspect.Signature, names: Sequence[str]) -> None:
     """Raises `TypeError` for a keyword that is neither a parameter nor declared by `**kwargs: Unpack[TypedDict]`."""
-    rest = [each for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD]
-    declared = get_args(rest[0].annotation) if rest and get_origin(rest[0].annotation) is not None else ()
-    if declared and is_typeddict(declared[0]):
-        known = {*signature.parameters, *declared[0].__annotations__}
-        if unknown := [name for name in names if name not in known]:
-            raise TypeError(f"got an unexpected keyword argument '{unknown[0]}'")
+    known = {*signature.parameters}
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            keywords = get_args(parameter.annotation)
+            if not (keywords and is_typeddict(keywords[0])):
+                return
+            known |= {*keywords[0].__annotations__}
+    if unknown := [name for name in names if name not in known]:
+        raise TypeError(f"got an unexpected keyword argument '{unknown[0]}'")

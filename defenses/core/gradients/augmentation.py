@@ -143,9 +143,9 @@ class CropAndFlip:
         self, inputs: Float[Tensor, "entries channels height width"], drawn: Int[Tensor, "entries 3"]
     ) -> Float[Tensor, "entries channels height width"]:
         """Crops and flips all entries at once."""
-        if not isinstance(inputs, Tensor) or inputs.dim() != 4:
-            form = f"shape {list(inputs.shape[1:])}" if isinstance(inputs, Tensor) else f"{len(inputs.tensors)} tensors"
-            raise ValueError(f"views must be of images [channels, height, width], got examples of {form}")
+        if inputs.dim() != 4:
+            shape = list(inputs.shape[1:])
+            raise ValueError(f"views must be of images [channels, height, width], got examples of shape {shape}")
         entries, _, height, width = inputs.shape
         if self.padding >= min(height, width):
             raise ValueError(f"padding must be below the image's {height}x{width} pixels, got {self.padding}")

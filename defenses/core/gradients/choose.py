@@ -384,7 +384,7 @@ class _Trial:
         """Yields values that may stand for padding, the lowest and highest of inputs, each with another value."""
         tables = [layer.num_embeddings for layer in self._original.modules() if isinstance(layer, nn.Embedding)]
         low, high = 0.0, float(min(tables, default=1) - 1)
-        # Of several inputs, masks follow the padding of the others.
+        # Masks follow the padding of the first declared input.
         declared = [spec.domain for spec in self._specs if spec.domain is not None and not spec.masks]
         if declared:
             bounds = (declared[0].low, declared[0].high)

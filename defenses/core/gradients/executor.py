@@ -363,6 +363,8 @@ class Engine:
                 "a sum is exact only where every example is worked on by itself"
             )
         choice, augmentation = self.prepare(inputs, targets, exact=exact), self.augmentation
+        if augmentation is not None and not isinstance(inputs, Tensor):
+            raise ValueError(f"augmentation must be of examples of one tensor, got {len(inputs.tensors)}")
         like = self._first()
         views = 1 if augmentation is None else augmentation.views
         keys = self._entry_keys(choice, inputs, targets, views, seed)
@@ -377,7 +379,7 @@ class Engine:
                 x, y = inputs, targets
             else:
                 x, y = inputs[chosen], targets[chosen]
-            if augmentation is not None and drawn is not None:
+            if augmentation is not None and drawn is not None and isinstance(x, Tensor):
                 # Views of an example are adjacent, as `PerExample.rows` expects for its mean.
                 x, y = x.repeat_interleave(views, dim=0), y.repeat_interleave(views, dim=0)
                 x = augmentation.apply(x, drawn[span])

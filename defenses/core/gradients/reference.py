@@ -113,9 +113,9 @@ def _classes_are_last(scores: Tensor, targets: Tensor) -> bool:
         return False
     if (scores.shape[0], *scores.shape[2:]) == targets.shape:
         raise ValueError(
-            f"logits of shape {list(scores.shape)} must show by their shape which dimension is that of the classes, got "
-            f"targets of shape {list(targets.shape)}, which fit to both; name the loss: token_cross_entropy has the "
-            "classes last"
+            "logits must show by their shape which dimension is that of the classes, got "
+            f"{list(scores.shape)} for targets of shape {list(targets.shape)}; name the loss: token_cross_entropy has "
+            "the classes last"
         )
     return True
 

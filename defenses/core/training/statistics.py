@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..gradients.checks.synthetic_examples import Domain, Domains
+from ..gradients.checks.synthetic_examples import Domains, InputDomain
 from ..gradients.executor import Engine, Release
 from ..inputs import Inputs
 from ..plan.bound import clip
@@ -170,7 +170,7 @@ def release_statistics(
     count: float,
     at_once: int,
     memory_budget: int | None,
-    input_domain: Domain | None = None,
+    input_domain: InputDomain | None = None,
     unchecked: bool = False,
 ) -> list[Engine]:
     """Releases both statistics and sets them in the layer.

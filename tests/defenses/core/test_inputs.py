@@ -40,9 +40,7 @@ def test_what_is_done_to_a_batch_is_done_to_each_tensor(inputs):
     assert [len(part) for part in inputs.split(3)] == [3, 1]
     assert same(joined(inputs.split(3)), WORDS, MASK)
     assert same(rebuilt(inputs, tensors_in(inputs)), WORDS, MASK)
-    copied = inputs.clone()
-    copied.copy_(inputs[torch.tensor([3, 2, 1, 0])])
-    assert same(copied, WORDS.flip(0), MASK.flip(0))
+    inputs.clone().tensors[0].zero_()
     assert same(inputs, WORDS, MASK)
     assert inputs.numel() == 24
     assert inputs.device == torch.device("cpu")

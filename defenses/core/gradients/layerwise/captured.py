@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ...inputs import Inputs, form_of
+from ...inputs import Inputs, form_of, tensors_in
 from ...plan.codec import Everything
 from ...plan.defense import StepPlan
 from ...plan.query import Gradient, NormWithin
@@ -140,7 +140,8 @@ class CapturedPass:
 
     def __call__(self, inputs: Inputs, targets: Tensor) -> CapturedGradients:
         """Replays the pass on a batch; the gradients are valid until the next replay."""
-        self._inputs.copy_(inputs)
+        for kept, values in zip(tensors_in(self._inputs), tensors_in(inputs), strict=True):
+            kept.copy_(values)
         self._targets.copy_(targets)
         self._pass.replay()
         return CapturedGradients(self)
