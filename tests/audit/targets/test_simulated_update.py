@@ -313,6 +313,12 @@ class PublicDirections(Stateless):
         return StepPlan(Block(codec=Subspace.of(torch.linalg.qr(context.public_rows(4).T).Q), bound=clip(1.0)))
 
 
+def test_several_inputs_are_refused():
+    inputs = {"words": torch.zeros(2, 4), "mask": torch.ones(2, 4)}
+    with pytest.raises(ValueError, match="inputs of a shared update must be one tensor, got dict"):
+        simulate_share(nn.Linear(4, 2), inputs, torch.zeros(2).long(), dp_sgd(noise_multiplier=1.0))
+
+
 def test_public_examples_reach_methods_that_use_them():
     people = Examples(ids=torch.arange(6), inputs=rows(6, 9), labels=torch.zeros(6, dtype=torch.int64))
     observation = shared(Defense(PublicDirections(), noise_multiplier=0.0), rows(2, 4), population=people)

@@ -7,7 +7,18 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from leakbench.defenses.core import CropAndFlip, Execution, FeatureStatistics, Recipe, Recording, poisson, seeded, train
+from leakbench.defenses.core import (
+    CropAndFlip,
+    Execution,
+    FeatureStatistics,
+    Recipe,
+    Recording,
+    StackError,
+    poisson,
+    seeded,
+    train,
+    train_stacked,
+)
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.gep import gep
 from leakbench.defenses.synflow import synflow
@@ -261,6 +272,20 @@ def test_methods_for_one_tensor_say_so(settings, words):
         pytest.importorskip("backpack")
     with pytest.raises(ValueError, match=words):
         trained(**settings)
+
+
+def test_a_stack_is_of_models_with_one_tensor():
+    settings = {"sampling": poisson(0.5), "steps": 1, "lr": 0.1, "seeds": [0, 1], "sampler_keys": [0, 1]}
+    members, noise = torch.tensor([[0, 1], [1, 2]]), torch.Generator()
+    with pytest.raises(StackError, match="a stack must have one input tensor, got dict"):
+        train_stacked(
+            [nn.Linear(5, 3), nn.Linear(5, 3)],
+            (TEXTS, LABELS),
+            members,
+            dp_sgd(noise_multiplier=1.0),
+            noise=noise,
+            **settings,
+        )
 
 
 def test_a_model_may_have_its_logits_in_an_output_object():
