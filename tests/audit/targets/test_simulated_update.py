@@ -5,6 +5,7 @@ The power is measured on rows that are written down: under the loss of these tes
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -314,7 +315,7 @@ class PublicDirections(Stateless):
 
 
 def test_several_inputs_are_refused():
-    inputs = {"words": torch.zeros(2, 4), "mask": torch.ones(2, 4)}
+    inputs: Any = {"words": torch.zeros(2, 4), "mask": torch.ones(2, 4)}
     with pytest.raises(ValueError, match="inputs of a shared update must be one tensor, got dict"):
         simulate_share(nn.Linear(4, 2), inputs, torch.zeros(2).long(), dp_sgd(noise_multiplier=1.0))
 

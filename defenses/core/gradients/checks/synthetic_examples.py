@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -287,33 +288,35 @@ def tensors_of(outputs: Any) -> Iterator[Tensor]:
             yield from tensors_of(value)
 
 
-def mapped(outputs: Any, change: Callable[[Tensor], Tensor], *, scalars: bool = False) -> Any:
+def mapped(
+    outputs: Any, change: Callable[[Tensor], Tensor], *, scalars: bool = False, keep_unknown: bool = False
+) -> Any:
     """Returns outputs of the same form with `change` applied to every tensor, such as the selection of an example.
 
     Args:
         outputs: a model's outputs.
         change: function of a tensor.
         scalars: True to change tensors without dimensions too.
+        keep_unknown: True to return unchanged what cannot be rebuilt, as the cache of a language model.
 
     Raises:
         TypeError: for a form that cannot be rebuilt.
     """
     if isinstance(outputs, Tensor):
         return change(outputs) if scalars or outputs.dim() else outputs
+    inner = partial(mapped, change=change, scalars=scalars, keep_unknown=keep_unknown)
     if isinstance(outputs, Mapping):
         form: Any = type(outputs)
-        return form({key: mapped(value, change, scalars=scalars) for key, value in outputs.items()})
+        return form({key: inner(value) for key, value in outputs.items()})
     if isinstance(outputs, tuple) and hasattr(outputs, "_make"):
         named: Any = outputs
-        return named._make(mapped(value, change, scalars=scalars) for value in outputs)
+        return named._make(inner(value) for value in outputs)
     if isinstance(outputs, tuple | list):
-        return type(outputs)(mapped(value, change, scalars=scalars) for value in outputs)
+        return type(outputs)(inner(value) for value in outputs)
     if dataclasses.is_dataclass(outputs) and not isinstance(outputs, type):
         fields = [field.name for field in dataclasses.fields(outputs) if field.init]
-        return dataclasses.replace(
-            outputs, **{name: mapped(getattr(outputs, name), change, scalars=scalars) for name in fields}
-        )
-    if next(tensors_of(outputs), None) is None:
+        return dataclasses.replace(outputs, **{name: inner(getattr(outputs, name)) for name in fields})
+    if keep_unknown or next(tensors_of(outputs), None) is None:
         return outputs
     raise TypeError(
         f"outputs must be tensors, or mappings, sequences or dataclasses of them, got {type(outputs).__name__}"

@@ -144,7 +144,8 @@ def record(
             attributes["forward"] = partial(note, layer, layer.forward)
         with torch.enable_grad(), one_pass(), forward_precision(device_type(targets)):
             outputs = forward(inputs.detach())
-            losses = example_losses(loss, mapped(outputs, widened) if reduced() else outputs, targets.detach())
+            outputs = mapped(outputs, widened, keep_unknown=True) if reduced() else outputs
+            losses = example_losses(loss, outputs, targets.detach())
     finally:
         under_way.clear()
         for _, attributes, before in own:

@@ -1,6 +1,7 @@
 """Training on several input tensors: all of them are an example, in claims, draws, checkpoints and comparisons."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -275,12 +276,19 @@ def test_methods_for_one_tensor_say_so(settings, words):
 
 
 def test_a_stack_is_of_models_with_one_tensor():
-    settings = {"sampling": poisson(0.5), "steps": 1, "lr": 0.1, "seeds": [0, 1], "sampler_keys": [0, 1]}
+    settings: dict[str, Any] = {
+        "sampling": poisson(0.5),
+        "steps": 1,
+        "lr": 0.1,
+        "seeds": [0, 1],
+        "sampler_keys": [0, 1],
+    }
+    pool: Any = (TEXTS, LABELS)
     members, noise = torch.tensor([[0, 1], [1, 2]]), torch.Generator()
     with pytest.raises(StackError, match="a stack must have one input tensor, got dict"):
         train_stacked(
             [nn.Linear(5, 3), nn.Linear(5, 3)],
-            (TEXTS, LABELS),
+            pool,
             members,
             dp_sgd(noise_multiplier=1.0),
             noise=noise,

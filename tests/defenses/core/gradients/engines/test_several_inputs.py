@@ -1,10 +1,11 @@
 """Several input tensors: every engine has the gradients of a loop, and checks read no tensor of the data."""
 
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leakbench.defenses.core import (
     Block,
@@ -186,6 +187,34 @@ def test_domains_of_other_tensors_are_refused(domain, words):
         Engine(MaskedText(), domains=Domains(domain)).prepare(InputTensors.of(texts(8)), TARGETS)
     with pytest.raises(ValueError, match="must be a Domain for one input tensor, got one by name: a"):
         Engine(nn.Linear(5, 3), domains=Domains({"a": Domain(low=0, high=1)})).prepare(torch.rand(8, 5), TARGETS)
+
+
+class Cache:
+    """A cache of a language model, in an output that cannot be rebuilt."""
+
+    def __init__(self, states) -> None:
+        self.states = [states]
+
+
+@dataclass
+class Output:
+    logits: Tensor
+    cache: Cache
+
+
+class Caching(MaskedText):
+    def forward(self, input_ids, attention_mask):
+        return Output(super().forward(input_ids, attention_mask), Cache(self.words(input_ids)))
+
+
+def test_outputs_with_a_cache_are_served_in_reduced_precision():
+    inputs, full = InputTensors.of(texts(8)), MaskedText()
+    engine = Engine(Caching(), precision="bfloat16")
+    engine.model.load_state_dict(full.state_dict())
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(0.5)))
+    (total,), (expected,) = (each.clipped_sums(plan, inputs, TARGETS) for each in (engine, Engine(full)))
+    assert engine.name == "layerwise, bfloat16"
+    assert float((total - expected).norm() / expected.norm()) < 0.02
 
 
 class Tagger(nn.Module):
