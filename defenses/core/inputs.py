@@ -8,7 +8,7 @@ concatenation, a look at each tensor.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args, is_typeddict
@@ -152,11 +152,19 @@ class InputTensors:
 Inputs = Tensor | InputTensors
 """Inputs of a batch: a tensor [n, ...], or several."""
 
-pytree.register_pytree_node(
-    InputTensors,
-    lambda inputs: (list(inputs.tensors), inputs.names),
-    lambda tensors, names: InputTensors(tuple(tensors), names),
-)
+
+# PyTorch also puts numbers of dimensions in the places of tensors, so their types are not checked here.
+def _flattened(inputs: InputTensors) -> tuple[list[Any], tuple[str, ...] | None]:
+    return list(inputs.tensors), inputs.names
+
+
+def _unflattened(entries: Iterable[Any], names: tuple[str, ...] | None) -> InputTensors:
+    inputs = object.__new__(InputTensors)
+    vars(inputs).update(tensors=tuple(entries), names=names)
+    return inputs
+
+
+pytree.register_pytree_node(InputTensors, _flattened, _unflattened)
 
 
 def called(model: Callable[..., Any], inputs: Inputs) -> Any:
