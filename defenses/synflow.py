@@ -57,6 +57,8 @@ class SynFlow:
             return drop_overall(
                 context.layout, self.prune_rate, torch.rand(context.dim, generator=context.coins("synflow"))
             )
+        if context.input_shape is None:
+            raise ValueError("the model must have one input tensor for synflow, got several; take random_pruning")
         model = _positive(context.architecture())
         layout = context.layout
         weights = layout.read(model)

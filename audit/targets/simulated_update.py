@@ -134,11 +134,15 @@ def simulate_share(
         and the ledger.
 
     Raises:
-        ValueError: an uncalibrated defense, a model that mixes examples, an empty batch or history, a step below 0, or
-            a population that holds an input of the batch; local steps that do not divide the examples or do not begin
-            an epoch, or whose plans depend on earlier local releases.
+        ValueError: several input tensors, an uncalibrated defense, a model that mixes examples, an empty batch or
+            history, a step below 0, or a population that holds an input of the batch; local steps that do not divide
+            the examples or do not begin an epoch, or whose plans depend on earlier local releases.
         NotApplicable: a prior together with several local steps.
     """
+    if not isinstance(inputs, Tensor):
+        raise ValueError(
+            f"inputs of a shared update must be one tensor, got {type(inputs).__name__}: attacks search for one"
+        )
     if step < 0:
         raise ValueError(f"step must be at least 0, got {step}")
     if local is not None:

@@ -16,8 +16,16 @@ if TYPE_CHECKING:
     from .gradients.checks.synthetic_examples import Domain, Domains, tensors_of
     from .gradients.executor import Engine, Release, release
     from .gradients.numerics.mkl_determinism import sums_are_alike
-    from .gradients.reference import Loss, cross_entropy, logistic, outputs, per_example_gradients
+    from .gradients.reference import (
+        Loss,
+        cross_entropy,
+        logistic,
+        outputs,
+        per_example_gradients,
+        token_cross_entropy,
+    )
     from .gradients.reference_sums import clipped_sums, contributions
+    from .inputs import Inputs, InputTensors
     from .plan.bound import Bound, BoundKind, FixedBoundKind, adaptive_weight, bounded, clip, normalize, unbounded
     from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
     from .plan.composed_codecs import ConcatenatedCodec, Masked, SpanCodec, Stretched, nested_codecs, spread
@@ -131,6 +139,8 @@ __all__ = [
     "GradientLess",
     "Identity",
     "ImplicitSubspace",
+    "InputTensors",
+    "Inputs",
     "Keep",
     "Layout",
     "Ledger",
@@ -244,6 +254,7 @@ __all__ = [
     "standardised",
     "sums_are_alike",
     "tensors_of",
+    "token_cross_entropy",
     "train",
     "train_stacked",
     "truncated_poisson",

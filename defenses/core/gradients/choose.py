@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..inputs import Inputs, called, changed, form_of, rebuilt
 from ..plan.bound import normalize
 from ..plan.codec import Everything
 from ..plan.defense import Block, StepPlan
@@ -33,8 +34,9 @@ from .checks.synthetic_examples import (
     Domains,
     SyntheticBatch,
     classes_of,
-    inputs_for,
+    input_specs,
     inputs_of,
+    kinds_of_inputs,
     tensors_of,
 )
 from .engines.batches import Batches
@@ -82,7 +84,7 @@ def choose(
     model: nn.Module,
     loss: Loss,
     layout: Layout,
-    inputs: Tensor,
+    inputs: Inputs,
     targets: Tensor,
     *,
     batches: Batches | None = None,
@@ -113,7 +115,7 @@ def choose(
         return verdict.choice(verdict.construct(model, loss, layout))
     state = loss_state(loss)
     # The checks must not advance the global generators: the run draws the same numbers with and without them.
-    with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
+    with torch.random.fork_rng([targets.device] if targets.is_cuda else []):
         trial = _Trial(model, loss, layout, inputs, targets, domains)
         verdict = _choose(name, trial, batches)
     # If the loss changed during the checks, the verdict is not cached: an equal loss must be checked itself.
@@ -158,7 +160,7 @@ def _key(
     model: nn.Module,
     loss: Loss,
     layout: Layout,
-    inputs: Tensor,
+    inputs: Inputs,
     targets: Tensor,
     batches: Batches,
     domains: Domains,
@@ -168,10 +170,10 @@ def _key(
     Trained weights are left out: they change from the first step on, and a verdict holds for all of them.
     """
     fixed = {key: value for key, value in model.named_parameters() if not value.requires_grad}
-    data = [(tuple(like.shape[1:]), like.dtype, like.device) for like in (inputs, targets)]
+    data = [(form_of(like), like.device) for like in (inputs, targets)]
     try:
         about = (dict(architecture(model)), fixed, dict(model.named_buffers()))
-        return digest(name, about, loss, layout, data, batches, [d and d.as_lists() for d in domains])
+        return digest(name, about, loss, layout, data, batches, domains.as_lists())
     except UnknownContent:
         return ""
 
@@ -261,10 +263,11 @@ class _Trial:
     """
 
     def __init__(
-        self, model: nn.Module, loss: Loss, layout: Layout, inputs: Tensor, targets: Tensor, domains: Domains
+        self, model: nn.Module, loss: Loss, layout: Layout, inputs: Inputs, targets: Tensor, domains: Domains
     ) -> None:
         self._original, self._untouched_loss, self._layout = model, loss, layout
         self._inputs, self._targets, self._domains = inputs, targets, domains
+        self._specs = input_specs(model, inputs, domains.inputs)
         self.failure = self.alone = self.doubt = ""
         self._padding: tuple[float, float] | None = None
         self.findings, self._activations = Findings("", False), inputs[:1].numel()
@@ -281,7 +284,7 @@ class _Trial:
     def _try(self, size: int) -> str | None:
         """Prepares with the first kind of values that the model accepts; returns the first failure if none is."""
         first = ""
-        for values in inputs_for(self._original, self._inputs, self._domains.inputs):
+        for values in kinds_of_inputs(self._original, self._specs):
             self._values, self.doubt = values, ""
             # Float64 first: in float32, rounding may flip the argmax of a max-pool, and equal engines then differ by a
             # percent.
@@ -319,7 +322,7 @@ class _Trial:
         """
         batch = self._made_up(_EXAMPLES)
         for place in range(_EXAMPLES):
-            alone = batch.chosen(torch.tensor([place], device=batch.inputs.device))
+            alone = batch.chosen(torch.tensor([place], device=batch.keys.device))
             findings = try_passes(self._model, self._loss, alone)
             self.findings = Findings(self.findings.reads or findings.reads, self.findings.draws or findings.draws)
 
@@ -370,10 +373,10 @@ class _Trial:
         """Returns the model's own answers to its questions about each of the examples; none if it fails on one."""
         by_example: list[tuple[bool, ...]] = []
         for place in range(_EXAMPLES):
-            alone = examples.chosen(torch.tensor([place], device=examples.inputs.device))
+            alone = examples.chosen(torch.tensor([place], device=examples.keys.device))
             with torch.no_grad(), entries(alone.keys), one_pass(), BranchAnswers() as answers:
                 try:
-                    self._model(alone.inputs)
+                    called(self._model, alone.inputs)
                 except Exception:  # anything that a model raises on padded examples
                     return []
             by_example.append(tuple(answers.given))
@@ -383,8 +386,10 @@ class _Trial:
         """Yields values that may stand for padding, the lowest and highest of inputs, each with another value."""
         tables = [layer.num_embeddings for layer in self._original.modules() if isinstance(layer, nn.Embedding)]
         low, high = 0.0, float(min(tables, default=1) - 1)
-        if self._domains.inputs is not None:
-            bounds = (self._domains.inputs.low, self._domains.inputs.high)
+        # Masks follow the padding of the first declared input.
+        declared = [spec.domain for spec in self._specs if spec.domain is not None and not spec.masks]
+        if declared:
+            bounds = (declared[0].low, declared[0].high)
             low, high = float(torch.as_tensor(bounds[0]).max()), float(torch.as_tensor(bounds[1]).min())
         for value in dict.fromkeys((0.0, 1.0, low, high)):
             if low <= value <= high and low < high:
@@ -435,15 +440,19 @@ class _Trial:
         """
         own = copy.deepcopy(self._original).to(self._own)
         two = self._made_up(2)
-        x, y = (values.to(self._own) if values.is_floating_point() else values for values in (two.inputs, two.targets))
-        self._sum(kind, SyntheticBatch(x, y, two.keys, two.neighbour.to(x)), own)
+
+        def converted(values: Tensor) -> Tensor:
+            return values.to(self._own) if values.is_floating_point() else values
+
+        x, neighbour = changed(two.inputs, converted), changed(two.neighbour, converted)
+        self._sum(kind, SyntheticBatch(x, converted(two.targets), two.keys, neighbour), own)
 
     def _leave_one_out(self, kind: _Construct, size: int) -> float:
         """Returns the change of the sum beyond a removed example's own contribution, relative to the largest entry."""
         examples = self._made_up(size)
         whole, worst = self._sum(kind, examples), 0.0
         for left_out in sorted({0, size // 2, size - 1}):
-            kept = torch.arange(size, device=examples.inputs.device) != left_out
+            kept = torch.arange(size, device=examples.keys.device) != left_out
             alone = self._sum(OneByOne, examples.chosen(~kept))
             without = self._sum(kind, examples.chosen(kept))
             worst = max(worst, _distance(whole, without + alone))
@@ -471,17 +480,18 @@ class _Trial:
         """Returns synthetic examples of the data's shape, some of them copies of the first (`inputs_of`)."""
         # A fixed seed: a verdict must not depend on chance, and is cached for equal models.
         generator = torch.Generator().manual_seed(0)
-        dtype = self._dtype if self._inputs.is_floating_point() else self._inputs.dtype
-        x, neighbour = (
-            inputs.to(self._inputs.device, dtype)
-            for inputs in inputs_of(self._values, (size, *self._inputs.shape[1:]), generator)
-        )
-        if self._padding is not None and x.dim() > 1:
-            padding, word = self._padding
-            x = x.masked_fill(x == padding, word)
-            half = size - size // 2  # the first example, and its copies
-            for padded in (slice(0, 1), slice(half, half + size // 4)):
-                x[padded, x.shape[1] // 2 :] = padding
+        half = size - size // 2
+        first_and_copies = (slice(0, 1), slice(half, half + size // 4))
+        batch, others = list[Tensor](), list[Tensor]()
+        for spec, values in zip(self._specs, self._values, strict=True):
+            like = spec.like
+            dtype = self._dtype if like.is_floating_point() else like.dtype
+            x, neighbour = (
+                inputs.to(like.device, dtype) for inputs in inputs_of(values, (size, *like.shape[1:]), generator)
+            )
+            batch.append(x if self._padding is None else spec.padded(x, *self._padding, first_and_copies))
+            others.append(neighbour)
+        x, neighbour = (rebuilt(self._inputs, tensors) for tensors in (batch, others))
         y = self._made_up_targets(size, generator)
         return SyntheticBatch(x, y, words(record_keys(x, y), 1, 0).flatten(), neighbour)
 
@@ -512,8 +522,8 @@ class _Trial:
             # one.
             inputs = self._made_up(size)
             with entries(inputs.keys):
-                outputs = fresh(self._untouched)(inputs.inputs)
-            for self._classes in classes_of(outputs):
+                outputs = called(fresh(self._untouched), inputs.inputs)
+            for self._classes in classes_of(outputs, inputs.targets.shape):
                 try:
                     losses = copied_loss(self._untouched_loss)(outputs, self._made_up(size).targets)
                 except Exception as error:  # anything that a user's loss raises
@@ -523,7 +533,7 @@ class _Trial:
                     return self._classes
         raise failure or ArithmeticError("its loss is not finite")
 
-    def _count(self, x: Tensor) -> int:
+    def _count(self, x: Inputs) -> int:
         """Returns the number of outputs of all layers in a forward pass, and states of recurrent ones, per example."""
         total = 0
 

@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from ..inputs import Inputs, form_of, joined
 from ..plan.defense import Context, Defense, NoisyPlan, State, StepPlan
 from ..plan.layout import Layout
 from ..plan.noise_correlation import NoiseMemory
@@ -170,12 +171,12 @@ class _Part(NamedTuple):
         """The argument of `sums` for padding: the number of examples that count; none without padding."""
         return {} if self.size is None else {"counted": self.chosen.stop - self.chosen.start}
 
-    def entered(self, values: Tensor, views: int) -> Tensor:
+    def entered(self, values: Inputs, views: int) -> Any:
         """Returns values of the entries of a pass, given those of the chosen examples: padded by the first's."""
         if self.size is None:
             return values if self.copies == 1 else values.repeat_interleave(self.copies, dim=0)
         missing = self.size - len(values) // views
-        return values if not missing else torch.cat([values, *[values[:views]] * missing])
+        return values if not missing else joined([values, *[values[:views]] * missing])
 
 
 def _per_example(sums: tuple[Tensor, ...], copies: int) -> tuple[Tensor, ...]:
@@ -265,7 +266,7 @@ class Engine:
             self.memory_budget = usable_memory(like.device) if like.is_cuda else MEMORY_BUDGET
         return self.memory_budget
 
-    def prepare(self, inputs: Tensor, targets: Tensor, *, exact: bool = False) -> ChosenEngine:
+    def prepare(self, inputs: Inputs, targets: Tensor, *, exact: bool = False) -> ChosenEngine:
         """Chooses and checks the engine, once per shape, dtype and mode of the model; reads no value of the data.
 
         Args:
@@ -278,7 +279,7 @@ class Engine:
                 the data are on another device.
         """
         devices = (inputs.is_cpu or inputs.device, targets.is_cpu or targets.device)
-        shapes = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, devices)
+        shapes = (form_of(inputs), targets.shape[1:], targets.dtype, devices)
         # Modes are part of the key: a layer may draw, or change state, in training mode only. So are the modules
         # themselves: a module that was added later is unchecked, and its dropout would be drawn by position in the
         # batch.
@@ -323,7 +324,7 @@ class Engine:
         """Precision of forward and backward passes, of engines that have one."""
         return precision_for(self._first(), self._asked_precision)
 
-    def gradients(self, inputs: Tensor, targets: Tensor, *, seed: int | None = None) -> Gradients:
+    def gradients(self, inputs: Inputs, targets: Tensor, *, seed: int | None = None) -> Gradients:
         """Returns the per-example gradients of these examples, without views, as a function of the parameter point.
 
         Args:
@@ -341,7 +342,7 @@ class Engine:
 
         return rows
 
-    def batch(self, inputs: Tensor, targets: Tensor, *, seed: int | None = None) -> GradientBatch:
+    def batch(self, inputs: Inputs, targets: Tensor, *, seed: int | None = None) -> GradientBatch:
         """Returns per-example gradients as `gradients`, at the model's parameters, with factors if available."""
         choice = self.prepare(inputs, targets)
         keys = self._entry_keys(choice, inputs, targets, 1, seed)
@@ -349,7 +350,7 @@ class Engine:
         with entries(keys), full_precision():
             return choice.engine.batch(inputs, targets)
 
-    def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, seed: int | None = None) -> Release:
+    def run(self, plan: NoisyPlan, inputs: Inputs, targets: Tensor, *, seed: int | None = None) -> Release:
         """Executes a plan on a batch, which may be empty.
 
         Args:
@@ -372,6 +373,8 @@ class Engine:
                 "a sum is exact only where every example is worked on by itself"
             )
         choice, augmentation = self.prepare(inputs, targets, exact=exact), self.augmentation
+        if augmentation is not None and not isinstance(inputs, Tensor):
+            raise ValueError(f"augmentation must be of examples of one tensor, got {len(inputs.tensors)}")
         like = self._first()
         views = 1 if augmentation is None else augmentation.views
         keys = self._entry_keys(choice, inputs, targets, views, seed)
@@ -379,14 +382,14 @@ class Engine:
         if augmentation is not None and seed is not None and keys is not None:
             drawn = drawn_views(augmentation, keys, seed)
 
-        def part(chosen: slice) -> tuple[Tensor, Tensor, Int64[Tensor, " entries"] | None]:
+        def part(chosen: slice) -> tuple[Inputs, Tensor, Int64[Tensor, " entries"] | None]:
             """Returns inputs, targets and keys of some examples; the views of an example are consecutive."""
             span = slice(chosen.start * views, chosen.stop * views)
-            if (chosen.start, chosen.stop) == (0, inputs.shape[0]):
+            if (chosen.start, chosen.stop) == (0, targets.shape[0]):
                 x, y = inputs, targets
             else:
                 x, y = inputs[chosen], targets[chosen]
-            if augmentation is not None and drawn is not None:
+            if augmentation is not None and drawn is not None and isinstance(x, Tensor):
                 # Views of an example are adjacent, as `PerExample.rows` expects for its mean.
                 x, y = x.repeat_interleave(views, dim=0), y.repeat_interleave(views, dim=0)
                 x = augmentation.apply(x, drawn[span])
@@ -398,7 +401,7 @@ class Engine:
                     partial(self._alone, choice.engine.rows, part, i, views),
                     partial(self._alone, choice.engine.losses, part, i, views),
                 )
-                for i in range(inputs.shape[0])
+                for i in range(targets.shape[0])
             ]
             with torch.no_grad():
                 sums = exact_sums(plan.plan, examples, units_of(plan, noise), like.device)
@@ -415,7 +418,7 @@ class Engine:
                 sums = choice.engine.sums(plan.plan, x, y, views=views, **chosen.counted)
             return _per_example(sums, chosen.copies)
 
-        parts = self._micro_batches(choice, inputs.shape[0], like, sums_of)
+        parts = self._micro_batches(choice, targets.shape[0], like, sums_of)
         # `CipherNoise` accepts the sums of a single micro-batch unconverted, which saves four passes over float64.
         as_they_are = len(parts) == 1 and isinstance(noise, CipherNoise) and plan.plan.correlated is None
         sums = parts[0] if as_they_are else totals(plan.plan, parts, like.device)
@@ -465,7 +468,7 @@ class Engine:
             )
         self._halved, self.microbatch = True, largest // 2
 
-    def clipped_sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
+    def clipped_sums(self, plan: StepPlan, inputs: Inputs, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
         """Returns the sum of bounded contributions to each block, in float64, without noise: private, for audits only.
 
         Args:
@@ -484,7 +487,7 @@ class Engine:
         return totals(plan, answers, like.device)
 
     def matched(
-        self, plan: StepPlan, directions: Sequence[Tensor], inputs: Tensor, targets: Tensor, *, views: int = 1
+        self, plan: StepPlan, directions: Sequence[Tensor], inputs: Inputs, targets: Tensor, *, views: int = 1
     ) -> list[tuple[Tensor, Tensor]]:
         """Returns, per block, inner products of contributions with a direction, and squared norms: private, for audits.
 
@@ -513,8 +516,8 @@ class Engine:
         return [(torch.cat([none, *(a for a, _ in p)]), torch.cat([none, *(b for _, b in p)])) for p in pairs]
 
     def _entries(
-        self, inputs: Tensor, targets: Tensor, views: int
-    ) -> Iterator[tuple[PerExample, Tensor, Tensor, _Part]]:
+        self, inputs: Inputs, targets: Tensor, views: int
+    ) -> Iterator[tuple[PerExample, Inputs, Tensor, _Part]]:
         """Yields (engine, inputs, targets, part) per micro-batch within the memory budget; refuses random layers."""
         refuse_autocast(inputs)
         choice = self.prepare(inputs, targets)
@@ -523,7 +526,7 @@ class Engine:
             raise ValueError(f"the model must draw nothing where its entries are given as they are, got {reason}")
         like = self._first()
         batches = self._batches(like)._replace(views=views)
-        for part in self._fitting(choice, inputs.shape[0] // views, batches, like):
+        for part in self._fitting(choice, targets.shape[0] // views, batches, like):
             span = slice(part.chosen.start * views, part.chosen.stop * views)
             yield choice.engine, part.entered(inputs[span], views), part.entered(targets[span], views), part
 
@@ -560,7 +563,7 @@ class Engine:
     def _alone(
         self,
         answers: Callable[..., Tensor],
-        part: Callable[[slice], tuple[Tensor, Tensor, Tensor | None]],
+        part: Callable[[slice], tuple[Inputs, Tensor, Tensor | None]],
         number: int,
         views: int,
         point: Tensor | None,
@@ -571,7 +574,7 @@ class Engine:
             return answers(x, y, point=point, views=views)
 
     def _entry_keys(
-        self, choice: ChosenEngine, inputs: Tensor, targets: Tensor, views: int, seed: int | None
+        self, choice: ChosenEngine, inputs: Inputs, targets: Tensor, views: int, seed: int | None
     ) -> Int64[Tensor, " entries"] | None:
         """Returns a key for each view of each record; None if nothing is drawn."""
         if self.augmentation is None and not choice.draws:

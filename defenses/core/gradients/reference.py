@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from ..inputs import Inputs, called
 from ..plan.layout import Layout
 from ..randomness.record_draws import current_keys, entries, one_pass
 from .power_iteration import hooks_of
@@ -24,9 +25,109 @@ Loss = Callable[[Any, Tensor], Tensor]
 """(outputs, usually [n, classes], targets) -> per-example losses [n]; for a batch of one, a mean is equivalent."""
 
 
-def cross_entropy(outputs: Float[Tensor, "n classes"], targets: Tensor) -> Float[Tensor, " n"]:
-    """Cross-entropy of each example, in nats; targets are class numbers [n] or probabilities [n, classes]."""
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+def cross_entropy(outputs: Any, targets: Tensor) -> Float[Tensor, " n ..."]:
+    """Cross-entropy of each example, in nats.
+
+    Args:
+        outputs: logits [n, classes], or an object that has them as `logits`. Logits [n, ..., classes] by token get
+            `token_cross_entropy`.
+        targets: class numbers [n], probabilities [n, classes], or class numbers of tokens [n, ...].
+
+    Raises:
+        ValueError: for outputs that are no logits, or for which both dimensions may be that of the classes.
+    """
+    scores = scores_of(outputs)
+    if scores.dim() > 2 and _classes_are_last(scores, targets):
+        return token_cross_entropy(scores, targets)
+    return nn.functional.cross_entropy(scores, targets, reduction="none")
+
+
+def token_cross_entropy(
+    outputs: Any,
+    targets: Int[Tensor, "n *positions"],
+    *,
+    next_token: bool = False,
+    ignore_index: int = -100,
+    reduction: Literal["mean", "sum"] = "mean",
+) -> Float[Tensor, " n"]:
+    """Cross-entropy of each example over its own tokens, in nats; zero for an example without counted tokens.
+
+    PyTorch's mean over a batch divides by the number of counted tokens of all examples, which are private.
+
+    Args:
+        outputs: logits [n, *positions, classes], or an object that has them as `logits`.
+        targets: class numbers of the tokens.
+        next_token: True to compare the logits at a position with the target at the next, as for a language model whose
+            targets are its inputs.
+        ignore_index: target of tokens that do not count, as padding.
+        reduction: mean or sum over an example's counted tokens.
+
+    Raises:
+        ValueError: for targets of another shape, or another reduction.
+    """
+    scores = scores_of(outputs)
+    if scores.dim() < 3 or scores.shape[:-1] != targets.shape:
+        raise ValueError(
+            "targets by token must be [n, positions] for logits [n, positions, classes], got targets of shape "
+            f"{list(targets.shape)} for logits of shape {list(scores.shape)}"
+        )
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction must be 'mean' or 'sum', got '{reduction}'")
+    if next_token:
+        scores, targets = scores[:, :-1], targets[:, 1:]
+    losses = nn.functional.cross_entropy(
+        scores.flatten(0, -2), targets.flatten(), ignore_index=ignore_index, reduction="none"
+    )
+    return _within_examples(losses.reshape(targets.shape), targets, ignore_index, reduction)
+
+
+def scores_of(outputs: Any) -> Tensor:
+    """Returns a model's logits: its output, or the entry `logits` of an object or a mapping.
+
+    Raises:
+        ValueError: for other outputs.
+    """
+    if isinstance(outputs, Tensor):
+        return outputs
+    scores = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if not isinstance(scores, Tensor):
+        raise ValueError(
+            f"outputs must be a tensor, or have one as .logits, got {type(outputs).__name__}; wrap the model in a "
+            "module that returns its scores"
+        )
+    return scores
+
+
+def fits_tokens(scores: torch.Size, targets: torch.Size) -> bool:
+    """Returns whether logits of this shape may be [n, *positions, classes] for targets [n, *positions]."""
+    return len(scores) > 2 and scores[:-1] == targets
+
+
+def _classes_are_last(scores: Tensor, targets: Tensor) -> bool:
+    """Returns whether logits have their classes last, and not second as in PyTorch's losses.
+
+    Raises:
+        ValueError: if both are possible.
+    """
+    if targets.is_floating_point() or not fits_tokens(scores.shape, targets.shape):
+        return False
+    if (scores.shape[0], *scores.shape[2:]) == targets.shape:
+        raise ValueError(
+            "logits must show by their shape which dimension is that of the classes, got "
+            f"{list(scores.shape)} for targets of shape {list(targets.shape)}; name the loss: token_cross_entropy has "
+            "the classes last"
+        )
+    return True
+
+
+def _within_examples(losses: Tensor, targets: Tensor, ignore_index: int, reduction: str) -> Float[Tensor, " n"]:
+    """Returns the mean or sum over an example's counted targets; losses of others are zero."""
+    total = losses.flatten(1).sum(1)
+    if reduction != "mean":
+        return total
+    if targets.is_floating_point():  # probabilities, which have no ignored class
+        return losses.flatten(1).mean(1)
+    return total / (targets != ignore_index).flatten(1).sum(1).clamp(min=1)
 
 
 def logistic(outputs: Float[Tensor, "n 1"], targets: Tensor) -> Float[Tensor, " n"]:
@@ -40,58 +141,64 @@ def logistic(outputs: Float[Tensor, "n 1"], targets: Tensor) -> Float[Tensor, " 
     return nn.functional.binary_cross_entropy_with_logits(outputs[:, 0], share, reduction="none")
 
 
-class PerExampleMean(nn.Module):
-    """Per-example form of a loss with class weights or an ignored class.
+class PerExampleLoss(nn.Module):
+    """Per-example form of PyTorch's losses of class numbers.
 
     PyTorch's batch mean divides by the weights of all targets, so the weight of a single example cancels. Here an
     example's loss is multiplied by the weight of its target, and an ignored target has loss zero. An example with
-    several targets, as a sequence, has the mean over the targets that are not ignored.
+    several targets, as a sequence, has the mean over the targets that are not ignored, or the sum. Logits by token have
+    their classes last or second.
 
     Attributes:
         inner: the loss module, whose reduction is "none".
+        reduction: "mean" or "sum" within an example.
     """
 
     def __init__(self, loss: nn.CrossEntropyLoss | nn.NLLLoss) -> None:
-        """Copies a loss module of any reduction."""
+        """Copies a loss module; without a reduction, an example's losses are added."""
         super().__init__()
         self.inner = copy.deepcopy(loss)
+        self.reduction = "mean" if loss.reduction == "mean" else "sum"
         self.inner.reduction = "none"
 
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, outputs: Any, targets: Tensor) -> Tensor:
         """Returns the loss of each example [n]."""
-        inner = self.inner
+        inner, outputs = self.inner, scores_of(outputs)
         if inner.weight is not None and inner.weight.dtype != outputs.dtype:  # for a model that is checked in float64
             inner = copy.deepcopy(inner).to(outputs.dtype)
-        losses = inner(outputs, targets)
+        if outputs.dim() > 2 and _classes_are_last(outputs, targets):
+            losses = inner(outputs.flatten(0, -2), targets.flatten()).reshape(targets.shape)
+        else:
+            losses = inner(outputs, targets)
         if losses.dim() == 0:  # a subclass may have its mean hard-coded
             raise ValueError(
                 f"{type(inner).__name__} must give one loss per example under reduction='none', got their mean: it "
                 "divides by the weights of a batch, which of one example cancel"
             )
-        losses = losses.reshape(len(outputs), -1)
-        if targets.is_floating_point():  # probabilities, which have no ignored class
-            return losses.mean(1)
-        counted = (targets != self.inner.ignore_index).reshape(len(outputs), -1).sum(1)
-        return losses.sum(1) / counted.clamp(min=1)
+        if losses.dim() == 1:  # one target of each, whose loss is zero if it is ignored
+            return losses
+        return _within_examples(losses, targets, inner.ignore_index, self.reduction)
 
 
 def example_by_example(loss: Loss) -> Loss:
-    """Returns the per-example form of a loss whose batch mean divides by weights or ignored targets; others unchanged.
+    """Returns the per-example form of a `CrossEntropyLoss` or `NLLLoss`; others unchanged.
 
     Args:
-        loss: any; only `CrossEntropyLoss` and `NLLLoss` with reduction "mean" are inspected.
+        loss: any. Of a subclass, whose mean may be its own, only a mean that divides by weights or ignored targets is
+            replaced.
     """
-    if not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or loss.reduction != "mean":
+    if not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
         return loss
-    return loss if loss.weight is None and loss.ignore_index < 0 else PerExampleMean(loss)
+    divides = loss.reduction == "mean" and (loss.weight is not None or loss.ignore_index >= 0)
+    return PerExampleLoss(loss) if divides or type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss) else loss
 
 
 def per_example_gradients(
     model: nn.Module,
     loss: Loss,
     layout: Layout,
-    inputs: Float[Tensor, "rows ..."] | Int[Tensor, "rows ..."],
-    targets: Float[Tensor, "rows ..."] | Int[Tensor, " rows"],
+    inputs: Inputs,
+    targets: Tensor,
     *,
     parameters: Float[Tensor, " dim"] | None = None,
 ) -> Float[Tensor, "rows dim"]:
@@ -103,8 +210,8 @@ def per_example_gradients(
         model: the network; its frozen parameters and buffers are used unchanged.
         loss: per-example loss.
         layout: the trained parameters and their order.
-        inputs: examples, first dimension the batch.
-        targets: class numbers, or class probabilities.
+        inputs: examples [rows, ...], first dimension the batch.
+        targets: class numbers [rows], [rows, positions], or class probabilities.
         parameters: the point at which to differentiate; the model's own parameters if None.
 
     Returns:
@@ -142,8 +249,8 @@ def per_example_losses(
     model: nn.Module,
     loss: Loss,
     layout: Layout,
-    inputs: Float[Tensor, "rows ..."] | Int[Tensor, "rows ..."],
-    targets: Float[Tensor, "rows ..."] | Int[Tensor, " rows"],
+    inputs: Inputs,
+    targets: Tensor,
     *,
     parameters: Float[Tensor, " dim"] | None = None,
 ) -> Float[Tensor, " rows"]:
@@ -158,11 +265,11 @@ def per_example_losses(
 
 
 def _loss_of_one(
-    outputs_at: Callable[[Mapping[str, Tensor], Tensor], Tensor], loss: Loss
-) -> Callable[[dict[str, Tensor], Tensor, Tensor, Tensor | None], Tensor]:
+    outputs_at: Callable[[Mapping[str, Tensor], Inputs], Any], loss: Loss
+) -> Callable[[dict[str, Tensor], Inputs, Tensor, Tensor | None], Tensor]:
     """Returns (parameters, input, target, key of its draws) -> the example's loss, as a batch of one."""
 
-    def example_loss(at: dict[str, Tensor], one_input: Tensor, one_target: Tensor, key: Tensor | None) -> Tensor:
+    def example_loss(at: dict[str, Tensor], one_input: Inputs, one_target: Tensor, key: Tensor | None) -> Tensor:
         with entries(None if key is None else key.unsqueeze(0)), one_pass():
             return loss(outputs_at(at, one_input.unsqueeze(0)), one_target.unsqueeze(0)).sum()
 
@@ -172,10 +279,10 @@ def _loss_of_one(
 def outputs(
     model: nn.Module,
     layout: Layout,
-    inputs: Float[Tensor, "rows ..."] | Int[Tensor, "rows ..."],
+    inputs: Inputs,
     *,
     parameters: Float[Tensor, " dim"],
-) -> Tensor:
+) -> Any:
     """Outputs of the model at another parameter point; differentiable in inputs and parameters.
 
     Args:
@@ -220,7 +327,7 @@ class ModelFunction:
         table, key = self._place_of[name]
         return table[key]
 
-    def __call__(self, at: Mapping[str, Tensor], batch: Tensor) -> Any:
+    def __call__(self, at: Mapping[str, Tensor], batch: Inputs) -> Any:
         """Returns the outputs; restores the model and removes everything that the pass stored in it."""
         before = [(table, list(table.items())) for table in self._buffers]
         weights = [(table, name, table[name]) for table, name in self._computed]
@@ -232,7 +339,7 @@ class ModelFunction:
                     if p is not None:
                         value = at.get(names[key]) if key in names else None
                         table[key] = p.detach().contiguous() if value is None else value
-            return self._model(batch)
+            return called(self._model, batch)
         finally:
             for table, name, weight in weights:
                 table[name] = weight

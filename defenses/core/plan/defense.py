@@ -256,7 +256,7 @@ class Context:
         expected_batch: public constant by which sums are divided.
         noise_multiplier: noise multiplier of each step, all blocks together.
         architecture: returns a copy of the current model, for passes that read no data; None in a dry run.
-        input_shape: shape of an example; () in a dry run.
+        input_shape: shape of an example; () in a dry run, None if an example has several tensors.
         seed: key of the public randomness.
         public: per-example gradients on public data; None without public data.
         one_off: function that executes a plan on all private data and charges it, given the plan and the step; None
@@ -274,7 +274,7 @@ class Context:
     expected_batch: float = 1.0
     noise_multiplier: float = 0.0
     architecture: Callable[[], nn.Module] | None = None
-    input_shape: tuple[int, ...] = ()
+    input_shape: tuple[int, ...] | None = ()
     seed: int = 0
     public: PublicRows | None = None
     one_off: Callable[[NoisyPlan, int], tuple[Tensor, ...]] | None = None

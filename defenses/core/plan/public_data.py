@@ -8,15 +8,16 @@ public data were read, so that the record of a run states whether its result dep
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from ..inputs import Inputs, InputTensors, changed, rebuilt, tensors_in
 from ..randomness.keys import keyed
 from ..randomness.record_draws import record_keys
 
@@ -89,10 +90,10 @@ class PublicGradients:
 
     def __init__(
         self,
-        rows: Callable[[Tensor, Tensor], Tensor],
-        inputs: Tensor,
+        rows: Callable[[Inputs, Tensor], Tensor],
+        inputs: Inputs,
         labels: Tensor,
-        factored: Callable[[Tensor, Tensor], GradientBatch] | None = None,
+        factored: Callable[[Inputs, Tensor], GradientBatch] | None = None,
     ) -> None:
         """Takes the examples and the functions that compute their per-example gradients at the current parameters.
 
@@ -115,13 +116,13 @@ class PublicGradients:
         """Returns per-example gradients of the examples at these positions."""
         self.used = True
         chosen = chosen.to(self._inputs.device)
-        return self._rows(selected(self._inputs, chosen), selected(self._labels, chosen)).detach()
+        return self._rows(chosen_from(self._inputs, chosen), selected(self._labels, chosen)).detach()
 
     def batch(self, chosen: Int64[Tensor, " n"]) -> GradientBatch:
         """Returns the same gradients, with factors if there are any."""
         self.used = True
         chosen = chosen.to(self._inputs.device)
-        return self._factored(selected(self._inputs, chosen), selected(self._labels, chosen))
+        return self._factored(chosen_from(self._inputs, chosen), selected(self._labels, chosen))
 
 
 class ToyRows:
@@ -145,22 +146,33 @@ class ToyRows:
         return torch.randn(len(chosen), self._dim, generator=keyed(key))
 
 
-def refuse_shared(private: Tensor, public: Tensor) -> None:
+def refuse_shared(private: Inputs, public: Inputs) -> None:
     """Raises `ValueError` if an input is in both the private and the public data, whatever the labels.
 
-    Inputs are flattened, converted to the coarser of the two dtypes and compared by 64-bit hashes of their values.
+    Inputs are flattened, converted to the coarser of the two dtypes and compared by 64-bit hashes of their values. If
+    an example has several tensors, all of them are compared together.
 
     Args:
         private: inputs [n, ...].
         public: inputs [m, ...].
     """
-    dtype = _coarser(private.dtype, public.dtype)
-    shared = torch.isin(_as_values(public, dtype), _as_values(private, dtype).to(public.device))
+    _refuse_other_arguments(private, public)
+    pairs = zip(tensors_in(private), tensors_in(public), strict=True)
+    dtypes = [_coarser(mine.dtype, theirs.dtype) for mine, theirs in pairs]
+    shared = torch.isin(_as_values(public, dtypes), _as_values(private, dtypes).to(public.device))
     if bool(shared.any()):
         raise ValueError(
             f"public examples must be none of the private ones, got {int(shared.sum())} of {len(public)} whose inputs "
             "are the same; leave them out of one of the two"
         )
+
+
+def _refuse_other_arguments(private: Inputs, public: Inputs) -> None:
+    mine, theirs = (
+        ", ".join(values.places) if isinstance(values, InputTensors) else "one tensor" for values in (private, public)
+    )
+    if mine != theirs:
+        raise ValueError(f"public inputs must be the same arguments as private ones, {mine}, got {theirs}")
 
 
 def _coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
@@ -175,12 +187,22 @@ def selected(values: Tensor, index: Int64[Tensor, " some"]) -> Tensor:
     return values.index_select(0, index) if plain else values[index]
 
 
-def _as_values(inputs: Tensor, dtype: torch.dtype) -> Int64[Tensor, " n"]:
+def chosen_from(inputs: Inputs, index: Int64[Tensor, " some"]) -> Inputs:
+    """Selects examples of a data set; see `selected`."""
+    return changed(inputs, partial(selected, index=index))
+
+
+def _as_values(inputs: Inputs, dtypes: Sequence[torch.dtype]) -> Int64[Tensor, " n"]:
     """Computes a hash of each input, the same for +0.0 and -0.0."""
-    flat = inputs.reshape(len(inputs), math.prod(inputs.shape[1:]))
-    at_once = max(1, _AT_ONCE // max(1, flat.shape[1]))
-    # Adding 0 turns -0.0 into 0.0 before the bits are hashed.
-    return torch.cat([record_keys(part.to(dtype) + 0) for part in flat.split(at_once)])
+    flat = changed(inputs, lambda values: values.reshape(len(values), math.prod(values.shape[1:])))
+    at_once = max(1, _AT_ONCE // max(1, sum(values.shape[1] for values in tensors_in(flat))))
+
+    def hashed(part: Inputs) -> Tensor:
+        # Adding 0 turns -0.0 into 0.0 before the bits are hashed.
+        values = [values.to(dtype) + 0 for values, dtype in zip(tensors_in(part), dtypes, strict=True)]
+        return record_keys(rebuilt(part, values))
+
+    return torch.cat([hashed(part) for part in flat.split(at_once)])
 
 
 def draw(n: int, size: int, generator: torch.Generator) -> Int64[Tensor, " n"]:

@@ -26,29 +26,31 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..inputs import Inputs
 from .drawn_functions import DRAWN, OPENED
 from .keys import seed_from
 
 _GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, odd: the step between the inputs of a hash
 _FIRST, _SECOND = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # multipliers of splitmix64's finaliser
 _AT_ONCE = 2**24  # entries of the input tensor hashed at a time, which limits memory
+_OF_INPUT, _OF_TARGET, _OF_FURTHER = 1, 2, 3  # seeds of hashes: of an input, a target, and each of several inputs
 
 _keys: ContextVar[Tensor | None] = ContextVar("keys of the entries that a model is called with", default=None)
 
 
-def record_keys(inputs: Tensor, targets: Tensor | None = None) -> Int64[Tensor, " n"]:
+def record_keys(inputs: Inputs, targets: Tensor | None = None) -> Int64[Tensor, " n"]:
     """Computes the key of each record, a hash of the bits of its input and target.
 
     Args:
-        inputs: records along the first dimension.
+        inputs: records along the first dimension; of several tensors, all enter the key.
         targets: targets of the records; None to hash the inputs alone.
     """
     if not len(inputs):
         return torch.zeros(0, dtype=torch.int64, device=inputs.device)
     each = max(1, inputs[0].numel())
-    parts = [_hashed(part, 1) for part in inputs.split(max(1, _AT_ONCE // each))]
+    parts = [_hashed_inputs(part) for part in inputs.split(max(1, _AT_ONCE // each))]
     keys = torch.cat(parts)
-    return keys if targets is None else _mixed(keys + _hashed(targets, 2))
+    return keys if targets is None else _mixed(keys + _hashed(targets, _OF_TARGET))
 
 
 def words(keys: Int64[Tensor, " n"], count: int, seed: int) -> Int64[Tensor, "n count"]:
@@ -63,7 +65,7 @@ def words(keys: Int64[Tensor, " n"], count: int, seed: int) -> Int64[Tensor, "n 
     return _mixed(stream + torch.arange(1, count + 1, device=keys.device) * _GOLDEN)
 
 
-def entry_keys(inputs: Tensor, targets: Tensor, views: int, seed: int) -> Int64[Tensor, " entries"]:
+def entry_keys(inputs: Inputs, targets: Tensor, views: int, seed: int) -> Int64[Tensor, " entries"]:
     """Computes the key of each entry (view of a record); the views of a record are adjacent.
 
     Args:
@@ -146,6 +148,14 @@ class DrawsByRecord(TorchFunctionMode):
         self.calls += 1
         # The index of the call is the seed, so that two layers draw independently for the same record.
         return uniforms(self.like, size // max(count, 1), self.calls).reshape(shape)
+
+
+def _hashed_inputs(inputs: Inputs) -> Int64[Tensor, " n"]:
+    if isinstance(inputs, Tensor):
+        return _hashed(inputs, _OF_INPUT)
+    # Each tensor with a seed of its own: two that are exchanged are another record.
+    hashes = [_hashed(values, seed) for seed, values in enumerate(inputs.tensors, start=_OF_FURTHER)]
+    return _mixed(torch.stack(hashes).sum(dim=0))
 
 
 def _hashed(values: Tensor, seed: int) -> Int64[Tensor, " n"]:

@@ -1,19 +1,25 @@
-"""Labelled examples as input and label tensors, from a pair of tensors or from a map-style dataset."""
+"""Labelled examples as input and label tensors, from a pair of inputs and labels or from a map-style dataset."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from ..gradients.reference import Loss, PerExampleMean, cross_entropy
+from ..gradients.reference import Loss, PerExampleLoss, cross_entropy, fits_tokens, scores_of, token_cross_entropy
+from ..inputs import Inputs, InputTensors, called, changed, tensors_in
 
 LabelledData = Sequence[Any] | Dataset[Any] | DataLoader[Any]
-"""(inputs [n, ...], labels [n]) as tensors or arrays, or a map-style dataset of such pairs; loaders are refused."""
+"""(inputs, labels) as tensors or arrays, or a map-style dataset of such pairs; loaders are refused.
+
+Inputs are [n, ...], or several such tensors: a dictionary by the keywords of the model's arguments, or a tuple or list
+by position. Labels are [n], or [n, positions] for a loss by token.
+"""
 
 
 _INPUTS = ("inputs", "x", "images", "data", "image", "img", "features", "pixel_values", "pixels")
@@ -21,9 +27,24 @@ _LABELS = ("labels", "y", "label", "targets", "target")
 
 
 def as_tensors(data: LabelledData, argument: str, device: torch.device | str | None) -> tuple[Tensor, Tensor]:
-    """Returns inputs [n, ...] and labels [n]; a dataset is read into memory once, arrays become tensors.
+    """Returns inputs [n, ...] and labels [n] as `as_examples`, for code that needs one input tensor.
 
-    Rows may be pairs, or dictionaries of an input and a label under common names.
+    Raises:
+        ValueError: for several input tensors, and as `as_examples`.
+    """
+    inputs, labels = as_examples(data, argument, device)
+    if not isinstance(inputs, Tensor):
+        raise ValueError(
+            f"inputs of {argument} must be one tensor here, got {len(inputs.tensors)}; several are for training alone"
+        )
+    return inputs, labels
+
+
+def as_examples(data: LabelledData, argument: str, device: torch.device | str | None) -> tuple[Inputs, Tensor]:
+    """Returns inputs and labels; a dataset is read into memory once, arrays become tensors.
+
+    Rows may be pairs, or dictionaries of a label under a common name and an input under a common name, or several
+    inputs by the keywords of the model's arguments.
 
     Args:
         data: private or public examples.
@@ -31,8 +52,8 @@ def as_tensors(data: LabelledData, argument: str, device: torch.device | str | N
         device: target device; None to keep the data on its own.
 
     Raises:
-        ValueError: for no examples, lengths that differ, rows of another form or of several shapes, a data loader, or a
-            dataset of unknown length.
+        ValueError: for no examples, lengths that differ, rows of another form or of several shapes, a data loader, a
+            dataset of unknown length, or NaN in one of several inputs.
     """
     dataset: Any = data
     if isinstance(dataset, DataLoader):
@@ -51,14 +72,45 @@ def as_tensors(data: LabelledData, argument: str, device: torch.device | str | N
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         form = f"{len(pair)} parts" if isinstance(pair, tuple | list) else type(pair).__name__
         raise ValueError(
-            f"{argument} must be (inputs, labels), got {form}; put several inputs or targets into one tensor"
+            f"{argument} must be (inputs, labels), got {form}; put several targets into one tensor, and several inputs "
+            "into a dictionary or a tuple in the place of the inputs"
         )
-    inputs, labels = (_tensor(part, argument) for part in pair)
-    if inputs.dim() == 0 or labels.dim() == 0 or len(inputs) != len(labels) or len(inputs) == 0:
-        sizes = ", ".join(str(len(part)) if part.dim() else "a number" for part in (inputs, labels))
-        raise ValueError(f"{argument} must be (inputs, labels) of one length above 0, got {sizes}")
+    inputs, labels = _inputs(pair[0], argument), _tensor(pair[1], argument)
+    parts = (*tensors_in(inputs), labels)
+    lengths = [len(part) if part.dim() else 0 for part in parts]
+    if len(set(lengths)) > 1 or 0 in lengths:
+        sizes = [str(len(part)) if part.dim() else "a number" for part in parts]
+        if not isinstance(inputs, Tensor):
+            sizes = [f"{place} of {size}" for place, size in zip((*inputs.places, "labels"), sizes, strict=True)]
+        raise ValueError(f"{argument} must be (inputs, labels) of one length above 0, got {', '.join(sizes)}")
     device = inputs.device if device is None else device
     return inputs.to(device), labels.to(device)
+
+
+def _inputs(values: Any, argument: str) -> Inputs:
+    """Returns one tensor, or several from a dictionary, or from a tuple or list of tensors with dimensions."""
+    if isinstance(values, Mapping):
+        if not values or not all(isinstance(key, str) for key in values):
+            keys = next((repr(key) for key in values if not isinstance(key, str)), "no entry")
+            raise ValueError(
+                f"inputs of {argument} must have the names of the model's arguments as their keys, got {keys}"
+            )
+        inputs = InputTensors.of({key: _tensor(entry, f"{key} of {argument}") for key, entry in values.items()})
+    elif _are_several(values):
+        inputs = InputTensors.of([_tensor(entry, f"input {i} of {argument}") for i, entry in enumerate(values)])
+    else:
+        return _tensor(values, argument)
+    for place, tensor in zip(inputs.places, inputs.tensors, strict=True):
+        if tensor.is_floating_point() and tensor.isnan().any():
+            row = int(tensor.isnan().nonzero()[0, 0]) if tensor.dim() else 0
+            raise ValueError(f"{place} of {argument} must not be NaN, got NaN in row {row}")
+    return inputs
+
+
+def _are_several(values: Any) -> bool:
+    """Returns whether values are inputs by position; a sequence of numbers, also as tensors, is one input."""
+    sequence = isinstance(values, tuple | list)
+    return sequence and any(isinstance(entry, Tensor) and entry.dim() for entry in values)
 
 
 def _pair(row: Any, number: int, argument: str) -> tuple[Any, Any]:
@@ -67,6 +119,8 @@ def _pair(row: Any, number: int, argument: str) -> tuple[Any, Any]:
         inputs, labels = ([key for key in row if str(key).lower() in names] for names in (_INPUTS, _LABELS))
         if len(row) == 2 and len(inputs) == len(labels) == 1:
             return row[inputs[0]], row[labels[0]]
+        if len(row) > 2 and len(labels) == 1:
+            return {key: value for key, value in row.items() if key != labels[0]}, row[labels[0]]
         form = f"a dictionary of {', '.join(map(str, row))}"
     elif isinstance(row, tuple | list) and len(row) == 2:
         return row[0], row[1]
@@ -75,20 +129,34 @@ def _pair(row: Any, number: int, argument: str) -> tuple[Any, Any]:
     raise ValueError(f"rows of {argument} must be (input, label), got {form} in row {number}; wrap the dataset")
 
 
-def _of_rows(rows: Sequence[tuple[Any, Any]], argument: str) -> tuple[Tensor, Tensor] | tuple[()]:
+def _of_rows(rows: Sequence[tuple[Any, Any]], argument: str) -> tuple[Any, Tensor] | tuple[()]:
     if not rows:
         return ()
-    parts = []
-    for column, part in enumerate(("inputs", "labels")):
-        tensors = [_tensor(row[column], argument) for row in rows]
-        first = tensors[0].shape
-        if (misshapen := next((i for i, tensor in enumerate(tensors) if tensor.shape != first), None)) is not None:
+    inputs, labels = [row[0] for row in rows], _stacked([row[1] for row in rows], "labels", argument)
+    first = inputs[0]
+    if not isinstance(first, Mapping) and not _are_several(first):
+        return _stacked(inputs, "inputs", argument), labels
+    keys = list(first) if isinstance(first, Mapping) else list(range(len(first)))
+    for number, entry in enumerate(inputs):
+        own = set(entry) if isinstance(entry, Mapping) else set(range(len(entry))) if _are_several(entry) else {"one"}
+        if own != set(keys):
             raise ValueError(
-                f"{part} of {argument} must be of one shape, got {list(first)} in row 0 and "
-                f"{list(tensors[misshapen].shape)} in row {misshapen}; pad or crop them"
+                f"inputs of {argument} must be {', '.join(map(str, keys))} in every row, got "
+                f"{', '.join(sorted(map(str, own)))} in row {number}"
             )
-        parts.append(torch.stack(tensors))
-    return parts[0], parts[1]
+    columns = [_stacked([entry[key] for entry in inputs], str(key), argument) for key in keys]
+    return dict(zip(keys, columns, strict=True)) if isinstance(first, Mapping) else tuple(columns), labels
+
+
+def _stacked(values: Sequence[Any], part: str, argument: str) -> Tensor:
+    tensors = [_tensor(entry, argument) for entry in values]
+    first = tensors[0].shape
+    if (misshapen := next((i for i, tensor in enumerate(tensors) if tensor.shape != first), None)) is not None:
+        raise ValueError(
+            f"{part} of {argument} must be of one shape, got {list(first)} in row 0 and "
+            f"{list(tensors[misshapen].shape)} in row {misshapen}; pad or crop them"
+        )
+    return torch.stack(tensors)
 
 
 def _tensor(values: Any, argument: str) -> Tensor:
@@ -102,7 +170,7 @@ def _tensor(values: Any, argument: str) -> Tensor:
         ) from None
 
 
-def fitting(inputs: Tensor, labels: Tensor, model: nn.Module, loss: Loss, argument: str) -> tuple[Tensor, Tensor]:
+def fitting(inputs: Inputs, labels: Tensor, model: nn.Module, loss: Loss, argument: str) -> tuple[Inputs, Tensor]:
     """Returns examples in the dtypes that a model and its loss take, if the conversion is unambiguous.
 
     Inputs in another precision than the model's are converted. For the cross-entropy of class numbers, so are labels
@@ -116,13 +184,20 @@ def fitting(inputs: Tensor, labels: Tensor, model: nn.Module, loss: Loss, argume
         argument: name of the argument in errors.
 
     Raises:
-        ValueError: for labels that are no class numbers of the model.
+        ValueError: for inputs that are no arguments of the model, or labels that are no class numbers of it.
     """
     own = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    if inputs.is_floating_point() and inputs.dtype != own:
-        inputs = inputs.to(own)
-    inner = loss.inner if isinstance(loss, PerExampleMean) else loss
-    if inner is not cross_entropy and not isinstance(inner, nn.CrossEntropyLoss | nn.NLLLoss):
+
+    def converted(values: Tensor) -> Tensor:
+        return values.to(own) if values.is_floating_point() and values.dtype != own else values
+
+    inputs = changed(inputs, converted)
+    if not isinstance(inputs, Tensor):
+        inputs.parameters_of(model)
+    inner = loss.inner if isinstance(loss, PerExampleLoss) else loss
+    settings = inner.keywords if isinstance(inner, partial) else vars(inner) if isinstance(inner, nn.Module) else {}
+    inner = inner.func if isinstance(inner, partial) else inner
+    if inner not in (cross_entropy, token_cross_entropy) and not isinstance(inner, nn.CrossEntropyLoss | nn.NLLLoss):
         return inputs, labels
     if labels.dim() == 1 and labels.is_floating_point():
         if not bool((labels == labels.round()).all()):
@@ -130,15 +205,18 @@ def fitting(inputs: Tensor, labels: Tensor, model: nn.Module, loss: Loss, argume
                 f"labels of {argument} must be class numbers, got {float(labels[labels != labels.round()][0]):g}"
             )
         labels = labels.long()
-    of_one = labels.dim() == 2 and labels.shape[1] > 1 and not labels.is_floating_point()
+    if labels.is_floating_point():
+        return inputs, labels
+    scores = _shape_of_scores(model, inputs)
+    by_token = fits_tokens(scores, torch.Size((1, *labels.shape[1:])))
+    of_one = labels.dim() == 2 and labels.shape[1] > 1 and not by_token
     if of_one and bool(((labels == 0) | (labels == 1)).all() and (labels.sum(1) == 1).all()):
         labels = labels.argmax(1)
-    if labels.dim() != 1 or labels.is_floating_point():
+    if labels.dim() != 1 and not by_token:
         return inputs, labels
     labels = labels.long()
-    ignored = getattr(inner, "ignore_index", -100)
-    counted = labels[labels != ignored]
-    width = _width(model, inputs)
+    counted = labels[labels != settings.get("ignore_index", -100)]
+    width = scores[-1] if by_token else scores[1] if len(scores) == 2 else 0
     if width and len(counted) and not 0 <= int(counted.min()) <= int(counted.max()) < width:
         least, most = int(counted.min()), int(counted.max())
         way_out = "; subtract 1" if (least, most) == (1, width) else ""
@@ -149,12 +227,12 @@ def fitting(inputs: Tensor, labels: Tensor, model: nn.Module, loss: Loss, argume
     return inputs, labels
 
 
-def _width(model: nn.Module, inputs: Tensor) -> int:
-    """Returns the number of classes of a model's output; 0 if it is unknown."""
+def _shape_of_scores(model: nn.Module, inputs: Inputs) -> torch.Size:
+    """Returns the shape of a model's scores of one example; empty if it is unknown."""
     try:
         with torch.no_grad(), torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
             # Zeros of the shape, in a copy: uses no example's values, and leaves no state in the model.
-            outputs = copy.deepcopy(model).eval()(torch.zeros_like(inputs[:1]))
+            outputs = called(copy.deepcopy(model).eval(), changed(inputs[:1], torch.zeros_like))
+            return scores_of(outputs).shape
     except Exception:  # whatever a user's model raises; the checks of the run report it
-        return 0
-    return int(outputs.shape[1]) if isinstance(outputs, Tensor) and outputs.dim() == 2 else 0
+        return torch.Size()

@@ -35,8 +35,9 @@ from ..gradients.checks.model_checks import Untrained
 from ..gradients.checks.synthetic_examples import Domains
 from ..gradients.executor import Engine, Release
 from ..gradients.power_iteration import PowerIterations
+from ..inputs import Inputs
 from ..plan.defense import Context, NoisyPlan, Trial
-from ..plan.public_data import GradientBatch, PublicGradients, refuse_shared, selected
+from ..plan.public_data import GradientBatch, PublicGradients, chosen_from, refuse_shared, selected
 from ..privacy.ledger import Ledger
 from ..privacy.sampling import poisson
 from ..randomness.keys import global_generators, key_from, seed_from
@@ -44,7 +45,7 @@ from ..randomness.noise import of_one_run
 from .assumptions import unverified
 from .average import ParameterAverage
 from .interrupts import HeldInterrupts
-from .labelled import LabelledData, as_tensors, fitting
+from .labelled import LabelledData, as_examples, fitting
 from .resuming import Resumption
 from .run import Run
 from .settings import TrainingSettings
@@ -69,9 +70,9 @@ class OngoingRun:
         """Refuses invalid models, data and settings; nothing is released yet."""
         s, self.sigma = settings, settings.defense.calibrated_multiplier
         self.settings, self.model = s, model
-        self.inputs, self.labels = as_tensors(examples, "examples", s.execution.device)
+        self.inputs, self.labels = as_examples(examples, "examples", s.execution.device)
         self.device = torch.device(s.execution.device or self.inputs.device)
-        pool = None if public is None else as_tensors(public, "public", self.device)
+        pool = None if public is None else as_examples(public, "public", self.device)
         model.to(self.device)
         self.inputs, self.labels = fitting(self.inputs, self.labels, model, s.recipe.loss, "examples")
         if pool is not None:
@@ -263,18 +264,18 @@ class OngoingRun:
     def _on_batch(self, plan: NoisyPlan, batch: Tensor) -> Release:
         """Executes a plan on the examples with these numbers."""
         chosen = batch.to(self.device)
-        inputs, labels = selected(self.inputs, chosen), selected(self.labels, chosen)
+        inputs, labels = chosen_from(self.inputs, chosen), selected(self.labels, chosen)
         return self.runner.run(plan, inputs, labels, seed=self._draws())
 
     def _draws(self) -> int:
         """Public seed of the random draws in models and views, for the current step."""
         return draws(self.seed, self.stepper.context.step)
 
-    def _gradients(self, inputs: Tensor, labels: Tensor) -> Tensor:
+    def _gradients(self, inputs: Inputs, labels: Tensor) -> Tensor:
         """Returns per-example gradients of public examples at the current parameters."""
         return self.runner.gradients(inputs, labels, seed=self._draws())(None)
 
-    def _factored(self, inputs: Tensor, labels: Tensor) -> GradientBatch:
+    def _factored(self, inputs: Inputs, labels: Tensor) -> GradientBatch:
         """Returns the same gradients, in factored form if available."""
         return self.runner.batch(inputs, labels, seed=self._draws())
 
@@ -326,7 +327,7 @@ class OngoingRun:
             parameters=layout.read(self.model),
             expected_batch=self.expected_batch,
             architecture=partial(copy.deepcopy, self.model),
-            input_shape=tuple(self.inputs.shape[1:]),
+            input_shape=tuple(self.inputs.shape[1:]) if isinstance(self.inputs, Tensor) else None,
             seed=self.seed,
             public=self.public,
             one_off=self.account.one_off(self._on_everybody),

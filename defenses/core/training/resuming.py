@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..gradients.checks.fingerprint import architecture, digest, source_digest
 from ..gradients.checks.model_checks import Untrained
 from ..gradients.executor import Engine
+from ..inputs import Inputs
 from ..kernels.machine_code import processor_name
 from ..plan.defense import State
 from ..plan.public_data import PublicGradients
@@ -35,7 +36,7 @@ class Resumable(Protocol):
 
     settings: TrainingSettings
     model: nn.Module
-    inputs: Tensor
+    inputs: Inputs
     labels: Tensor
     device: torch.device
     noise: Noise
@@ -67,7 +68,7 @@ class Resumption:
         repeated: whether steps were taken again with the same seeded noise.
     """
 
-    def __init__(self, run: Resumable, pool: tuple[Tensor, Tensor] | None) -> None:
+    def __init__(self, run: Resumable, pool: tuple[Inputs, Tensor] | None) -> None:
         """Computes the run's digest.
 
         Args:
@@ -248,7 +249,7 @@ class Resumption:
                 f"{steps_taken} taken, in a run of {settings.steps}"
             )
 
-    def _fingerprint(self, pool: tuple[Tensor, Tensor] | None) -> str:
+    def _fingerprint(self, pool: tuple[Inputs, Tensor] | None) -> str:
         """Returns a digest of all inputs that determine the releases, up to rounding.
 
         Seeded noise is drawn again by a resumed run; on another sum it would reveal the difference of the two sums.

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..gradients.augmentation import Augmentation
-from ..gradients.checks.synthetic_examples import Domain
+from ..gradients.checks.synthetic_examples import Domain, InputDomain
 from ..gradients.numerics.full_precision import Precision
 from ..gradients.reference import Loss, cross_entropy, example_by_example
 from ..plan.defense import Defense
@@ -46,7 +46,8 @@ class Recipe:
         momentum: PyTorch's: v <- momentum v + update. For "sgd" only.
         schedule: factor of the learning rate by step.
         loss: per-example loss. Class weights of a `CrossEntropyLoss` or `NLLLoss` multiply an example's loss, even if
-            its reduction is "mean", which divides by them over a batch.
+            its reduction is "mean", which divides by them over a batch. Losses by token are averaged within an example;
+            see `token_cross_entropy`, also for language models.
         augmentation: views of each example, whose gradients are averaged and then bounded once.
         average: decay of a moving average of the parameters (`average.py`), which replaces the last parameters in the
             trained model: the largest weight of the past in a step, such as 0.999. None for no average.
@@ -57,7 +58,8 @@ class Recipe:
             sums are divided by sample rate times the nominal size. Choose sample rate and steps from it, too, as in
             `poisson(50 / nominal_size)`. For "poisson" and "full" sampling only. None if the number is public.
         input_domain: public domain of inputs: the model is checked on synthetic values from it, before any data.
-            Several kinds of values are tried if None.
+            Of several inputs, a domain by the name of the model's argument. Several kinds of values are tried where
+            none is declared; masks get 0 and 1.
         target_domain: public domain of targets. None for class numbers below the width of the outputs, or
             probabilities.
     """
@@ -71,7 +73,7 @@ class Recipe:
     statistics: FeatureStatistics | None = None
     expected_batch: float | None = None
     nominal_size: int | None = None
-    input_domain: Domain | None = None
+    input_domain: InputDomain | None = None
     target_domain: Domain | None = None
 
     def __post_init__(self) -> None:

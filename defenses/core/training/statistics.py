@@ -25,8 +25,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..gradients.checks.synthetic_examples import Domain, Domains
+from ..gradients.checks.synthetic_examples import Domains, InputDomain
 from ..gradients.executor import Engine, Release
+from ..inputs import Inputs
 from ..plan.bound import clip
 from ..plan.codec import Everything
 from ..plan.defense import Block, NoisyPlan, StepPlan, checked_multiplier
@@ -116,7 +117,7 @@ class _Moments(nn.Module):
         return features.pow(self.power).flatten(2).mean(dim=2) if features.dim() > 2 else features.pow(self.power)
 
 
-def standardised(model: nn.Module, statistics: FeatureStatistics, inputs: Tensor) -> StandardisedFeatures:
+def standardised(model: nn.Module, statistics: FeatureStatistics, inputs: Inputs) -> StandardisedFeatures:
     """Wraps a submodule of the model, in place, in a layer that standardises its features.
 
     Args:
@@ -125,8 +126,11 @@ def standardised(model: nn.Module, statistics: FeatureStatistics, inputs: Tensor
         inputs: only shape and dtype are used, no values.
 
     Raises:
-        ValueError: for a submodule that does not exist, has trained parameters, or is not the first to take the inputs.
+        ValueError: for a submodule that does not exist, has trained parameters, or is not the first to take the inputs,
+            and for several input tensors.
     """
+    if not isinstance(inputs, Tensor):
+        raise ValueError(f"statistics must be of a model with one input tensor, got {len(inputs.tensors)}")
     name = statistics.of
     parts = dict(model.named_modules())
     if not name or name not in parts:
@@ -166,7 +170,7 @@ def release_statistics(
     count: float,
     at_once: int,
     memory_budget: int | None,
-    input_domain: Domain | None = None,
+    input_domain: InputDomain | None = None,
     unchecked: bool = False,
 ) -> list[Engine]:
     """Releases both statistics and sets them in the layer.

@@ -40,7 +40,8 @@ def train(
             evaluation mode is put in training mode; in a model in training mode, submodules in evaluation mode stay in
             it.
         examples: the private data: (inputs [n, ...], labels [n]), or a map-style dataset of such pairs, which is read
-            into memory once.
+            into memory once. Inputs may be several tensors of one length: of a dictionary, the model gets them by
+            keyword, of a tuple or a list by position. Labels by token are [n, positions].
         defense: with its noise multiplier set.
         sampling: the batch sampler.
         epochs: length of the run; give either this or `steps`.

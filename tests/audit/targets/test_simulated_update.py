@@ -5,9 +5,11 @@ The power is measured on rows that are written down: under the loss of these tes
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy as torch_cross_entropy
 
@@ -311,6 +313,13 @@ class PublicDirections(Stateless):
 
     def plan(self, context):
         return StepPlan(Block(codec=Subspace.of(torch.linalg.qr(context.public_rows(4).T).Q), bound=clip(1.0)))
+
+
+def test_several_inputs_are_refused():
+    inputs: Any = {"words": torch.zeros(2, 4), "mask": torch.ones(2, 4)}
+    sentence = "inputs of a shared update must be one tensor, got dict|parameter 'inputs'"
+    with pytest.raises((ValueError, TypeCheckError), match=sentence):
+        simulate_share(nn.Linear(4, 2), inputs, torch.zeros(2).long(), dp_sgd(noise_multiplier=1.0))
 
 
 def test_public_examples_reach_methods_that_use_them():

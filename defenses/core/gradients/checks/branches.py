@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ...inputs import Inputs
 from ..engines.interface import Unsupported
 from ..reference import ModelFunction
 
@@ -65,7 +66,7 @@ class AnsweredModel(ModelFunction):
         super().__init__(model)
         self._function, self._answers = function, answers
 
-    def __call__(self, at: Mapping[str, Tensor], batch: Tensor) -> Any:
+    def __call__(self, at: Mapping[str, Tensor], batch: Inputs) -> Any:
         """Returns the outputs."""
         with BranchAnswers(self._answers):
             return self._function(at, batch)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+
+from ...inputs import Inputs
 
 
-def refuse_other_device(device: torch.device, of: str, **tensors: Tensor) -> None:
+def refuse_other_device(device: torch.device, of: str, **tensors: Inputs) -> None:
     """Raises `ValueError` for a tensor on another device.
 
     Args:

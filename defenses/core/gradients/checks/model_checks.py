@@ -39,6 +39,7 @@ from torch.nn.modules import module as _of_all_modules
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...inputs import called
 from ...randomness.record_draws import entries, one_pass
 from ..numerics.full_precision import refuse_half_precision
 from ..power_iteration import buffers_of_power_iterations
@@ -264,7 +265,7 @@ def _pass(model: nn.Module, loss: Loss, examples: SyntheticBatch) -> _PassFindin
         one_pass() as drawn,
         _Watch(model) as watch,
     ):
-        outputs = model(examples.inputs)
+        outputs = called(model, examples.inputs)
         losses = loss(outputs, examples.targets)
         gradients: Sequence[Tensor | None] = [None] * len(trained)
         if losses.requires_grad:
@@ -389,7 +390,7 @@ def _differing(model: nn.Module, examples: SyntheticBatch) -> str:
             for name, layer in model.named_modules()
         ]
         with torch.no_grad(), entries(examples.keys), one_pass():
-            model(examples.inputs)
+            called(model, examples.inputs)
         for handle in handles:
             handle.remove()
         passes.append(put_out)

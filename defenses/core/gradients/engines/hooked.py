@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.func import vmap
 
+from ...inputs import Inputs, called, joined
 from ...plan.layout import Layout
 from ...randomness.record_draws import entries, one_pass
 from ..reference import Loss
@@ -96,7 +97,7 @@ class Hooked(PerExample, ABC):
             if getattr(module, "inplace", False) is True:
                 module.register_forward_pre_hook(self._keep_input)
 
-    def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
+    def each(self, inputs: Inputs, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
         """Rows that the library stored at the parameters, checked for uses that it may have missed."""
         if _fingerprint(self.model) != self._fingerprint:
             self._build()
@@ -141,7 +142,7 @@ class Hooked(PerExample, ABC):
             for name, mine in self._copy.named_buffers():
                 mine.copy_(theirs[name])
 
-    def _probe(self, inputs: Tensor) -> None:
+    def _probe(self, inputs: Inputs) -> None:
         """Runs the copy once with one more example, to detect a dimension that equals the batch size by coincidence.
 
         Such a dimension does not grow with the batch. Its entries would be taken for examples, each a mixture of all.
@@ -150,13 +151,13 @@ class Hooked(PerExample, ABC):
             self._examples = len(inputs) + 1
             devices = [inputs.device] if inputs.is_cuda else []
             with torch.no_grad(), torch.random.fork_rng(devices), entries(None):
-                self._copy(torch.cat([inputs, inputs[:1]]))
+                called(self._copy, joined([inputs, inputs[:1]]))
             self._probed = True
 
-    def _outputs(self, inputs: Tensor) -> Tensor:
+    def _outputs(self, inputs: Inputs) -> Any:
         try:
             with one_pass():
-                return self._copy(inputs)
+                return called(self._copy, inputs)
         except RuntimeError as error:
             if "BackwardHookFunction" not in str(error):
                 raise
@@ -226,10 +227,10 @@ def missing(error: ModuleNotFoundError, module: str, engine: str) -> ModuleNotFo
     return ModuleNotFoundError(text, name=module)
 
 
-def _summed(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+def _summed(loss: Loss, outputs: Any, targets: Tensor) -> Tensor:
     """Returns the sum of all examples' losses; example by example if the loss takes a mean over its batch."""
     values = loss(outputs, targets)
-    if values.shape == (len(outputs),):
+    if values.shape == (len(targets),):
         return values.sum()
 
     def one(output: Tensor, target: Tensor) -> Tensor:
@@ -240,7 +241,7 @@ def _summed(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     except RuntimeError as error:
         shape = list(values.shape)
         raise Unsupported(
-            f"loss must give one value per example, got shape {shape} for {len(outputs)} examples, "
+            f"loss must give one value per example, got shape {shape} for {len(targets)} examples, "
             f"and one by one it fails ({first_line(error)})"
         ) from error
 

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ...inputs import Inputs
 from ...plan.defense import StepPlan
 from ...plan.layout import Layout
 from ...plan.public_data import GradientBatch, Rows
@@ -52,7 +53,7 @@ class PerExample:
         self.model, self.loss, self.layout = model, loss, layout
         self.captures = False
 
-    def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
+    def each(self, inputs: Inputs, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
         """Gradients of each input's loss, a row each, in the parameters' dtype, detached.
 
         Args:
@@ -63,7 +64,7 @@ class PerExample:
         raise NotImplementedError(f"{type(self).__name__} must define each(inputs, targets, point)")
 
     def rows(
-        self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
+        self, inputs: Inputs, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
     ) -> Float[Tensor, "rows dim"]:
         """Rows of the examples: the gradient, or the mean gradient of the augmented views, of each.
 
@@ -76,12 +77,12 @@ class PerExample:
         rows = self.each(inputs, targets, point)
         return rows if views == 1 else rows.view(-1, views, self.layout.dim).mean(dim=1)
 
-    def batch(self, inputs: Tensor, targets: Tensor) -> GradientBatch:
+    def batch(self, inputs: Inputs, targets: Tensor) -> GradientBatch:
         """Returns the rows of these examples, or their factors if the engine has them."""
         return Rows(self.rows(inputs, targets))
 
     def losses(
-        self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
+        self, inputs: Inputs, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
     ) -> Float[Tensor, "rows 1"]:
         """Losses of the examples: the loss, or the mean loss of the augmented views, of each; arguments as for `rows`.
 
@@ -91,7 +92,7 @@ class PerExample:
         return entry_losses.view(-1, views).mean(dim=1, keepdim=True)
 
     def sums(
-        self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1, counted: int | None = None
+        self, plan: StepPlan, inputs: Inputs, targets: Tensor, *, views: int = 1, counted: int | None = None
     ) -> tuple[Tensor, ...]:
         """Sums of the bounded contributions of a micro-batch to each block: private.
 
@@ -112,7 +113,7 @@ class PerExample:
             )
 
     def matched(
-        self, plan: StepPlan, directions: Sequence[Tensor], inputs: Tensor, targets: Tensor, *, views: int = 1
+        self, plan: StepPlan, directions: Sequence[Tensor], inputs: Inputs, targets: Tensor, *, views: int = 1
     ) -> list[tuple[Tensor, Tensor]]:
         """Inner products of bounded contributions with a direction, and squared norms, per block: private.
 
@@ -140,7 +141,7 @@ class PerExample:
         by_block = zip(*by_chunk, strict=True)
         return [(torch.cat([a for a, _ in parts]), torch.cat([b for _, b in parts])) for parts in by_block]
 
-    def _rows_at(self, inputs: Tensor, targets: Tensor, views: int, point: Tensor | None) -> Tensor:
+    def _rows_at(self, inputs: Inputs, targets: Tensor, views: int, point: Tensor | None) -> Tensor:
         return self.rows(inputs, targets, point=point, views=views)
 
     @property

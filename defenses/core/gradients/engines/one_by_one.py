@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...inputs import Inputs
 from ...plan.defense import StepPlan
 from ...randomness.record_draws import current_keys, entries
 from ..reference import per_example_gradients, per_example_losses
@@ -26,7 +27,7 @@ class OneByOne(PerExample):
 
     name: ClassVar[str] = "one_by_one"
 
-    def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
+    def each(self, inputs: Inputs, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
         """Rows from a backward pass per example."""
         keys, rows = current_keys(), []
         for i in range(len(inputs)):
@@ -36,7 +37,7 @@ class OneByOne(PerExample):
         return torch.cat(rows)
 
     def losses(
-        self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
+        self, inputs: Inputs, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
     ) -> Float[Tensor, "rows 1"]:
         """Losses from a forward pass per example."""
         keys, entry_losses = current_keys(), []
@@ -47,12 +48,12 @@ class OneByOne(PerExample):
         return torch.cat(entry_losses).view(-1, views).mean(dim=1, keepdim=True)
 
     def sums(
-        self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1, counted: int | None = None
+        self, plan: StepPlan, inputs: Inputs, targets: Tensor, *, views: int = 1, counted: int | None = None
     ) -> tuple[Tensor, ...]:
         """Sums of the bounded contributions, with one example in memory at a time."""
         parts: list[tuple[Tensor, ...]] = []
         ways: tuple[Callable[..., Tensor], ...] = (self.rows, self.losses)
-        for start in range(0, views * counted if counted else len(inputs), views):
+        for start in range(0, views * counted if counted else len(targets), views):
             span = slice(start, start + views)
             with torch.no_grad():
                 computations = [partial(self._of, each, inputs[span], targets[span], views, span) for each in ways]
@@ -64,7 +65,7 @@ class OneByOne(PerExample):
     def _of(
         self,
         answers: Callable[..., Tensor],
-        inputs: Tensor,
+        inputs: Inputs,
         targets: Tensor,
         views: int,
         span: slice,
@@ -80,7 +81,7 @@ class OneByOne(PerExample):
         return 1
 
 
-def _alone(values: Tensor, number: int) -> Tensor:
+def _alone(values: Inputs, number: int) -> Any:
     """Copies an entry: vendors' sums depend on the position within a cache line at which a vector begins.
 
     In a view, that position is the entry's place in the batch, which would show in the last bits of a row, or in the

@@ -7,6 +7,7 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
+from ...inputs import Inputs
 from ..reference import per_example_gradients
 from .interface import PerExample
 
@@ -16,6 +17,6 @@ class TorchFunc(PerExample):
 
     name: ClassVar[str] = "torch.func"
 
-    def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
+    def each(self, inputs: Inputs, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
         """Rows by vmap over the gradient of an example."""
         return per_example_gradients(self.model, self.loss, self.layout, inputs, targets, parameters=point).detach()

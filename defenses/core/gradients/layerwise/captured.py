@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ...inputs import Inputs, form_of, tensors_in
 from ...plan.codec import Everything
 from ...plan.defense import StepPlan
 from ...plan.query import Gradient, NormWithin
@@ -35,7 +36,7 @@ _NEGLIGIBLE = 1e-12  # squared norm, in gradient units, below which examples are
 _USED = "CUDA graph"
 _WAIT = "called a synchronizing CUDA operation"  # PyTorch's warning
 
-PassOf = Callable[[Tensor, Tensor], BatchGradients]
+PassOf = Callable[[Inputs, Tensor], BatchGradients]
 
 
 def capturable(plan: StepPlan) -> bool:
@@ -105,7 +106,7 @@ class CapturedPass:
     gradients: BatchGradients
     squares: Squares
 
-    def __init__(self, pass_of: PassOf, inputs: Tensor, targets: Tensor) -> None:
+    def __init__(self, pass_of: PassOf, inputs: Inputs, targets: Tensor) -> None:
         """Captures a pass over a batch, and compares a replay with it.
 
         Args:
@@ -137,9 +138,10 @@ class CapturedPass:
         _refuse_differences("norms", self.squares.value, squares, allowed)
         _refuse_differences("sums", self._sum, total, _AGREES * total.abs().where(total.isfinite(), 0.0).amax())
 
-    def __call__(self, inputs: Tensor, targets: Tensor) -> CapturedGradients:
+    def __call__(self, inputs: Inputs, targets: Tensor) -> CapturedGradients:
         """Replays the pass on a batch; the gradients are valid until the next replay."""
-        self._inputs.copy_(inputs)
+        for kept, values in zip(tensors_in(self._inputs), tensors_in(inputs), strict=True):
+            kept.copy_(values)
         self._targets.copy_(targets)
         self._pass.replay()
         return CapturedGradients(self)
@@ -247,7 +249,7 @@ class CapturedPasses:
         self._failed = self._out_of_memory = False
 
     def gradients(
-        self, pass_of: PassOf, inputs: Tensor, targets: Tensor, *, views: int, kind: object
+        self, pass_of: PassOf, inputs: Inputs, targets: Tensor, *, views: int, kind: object
     ) -> BatchGradients | None:
         """Returns the gradients of a batch from a graph; None if there is none, and the caller runs the pass.
 
@@ -265,7 +267,7 @@ class CapturedPasses:
         if self._state is None or not self._state.unchanged():
             self.clear()
             self._state = FixedState(*self._roots)
-        key = (inputs.shape, inputs.dtype, targets.shape, targets.dtype, views, kind)
+        key = (form_of(inputs), targets.shape, targets.dtype, views, kind)
         if key not in self._graphs:
             if key not in self._seen:
                 self._seen.add(key)
@@ -289,8 +291,8 @@ class CapturedPasses:
         return self._graphs[key](inputs, targets)
 
     @staticmethod
-    def on(values: Tensor) -> bool:
-        """Returns whether a tensor's device has graphs."""
+    def on(values: Inputs) -> bool:
+        """Returns whether the device of inputs has graphs."""
         return values.is_cuda
 
     def clear(self) -> None:

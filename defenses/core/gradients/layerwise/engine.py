@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp
 from torch.nn.utils import parametrize
 
+from ...inputs import Inputs, changed, tensors_in
 from ...plan.defense import StepPlan
 from ...plan.layout import Layout
 from ...randomness.record_draws import current_keys
@@ -127,32 +128,32 @@ class Layerwise(PerExample):
         kinds = {kind for module in model.modules() for kind in type(module).__mro__}
         self._least = (2 if nn.InstanceNorm2d in kinds else 1) if nn.Conv2d in kinds else sys.maxsize
 
-    def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
+    def each(self, inputs: Inputs, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
         """Rows from the factors of a pass over the batch."""
         with torch.no_grad():
             return self._gradients(inputs, targets, point, views=1).rows()
 
     def rows(
-        self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
+        self, inputs: Inputs, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
     ) -> Float[Tensor, "rows dim"]:
         """Rows equal to the reference's; the views of an example are averaged before a row is formed."""
         with torch.no_grad():
             return self._gradients(inputs, targets, point, views).rows()
 
-    def batch(self, inputs: Tensor, targets: Tensor) -> BatchGradients:
+    def batch(self, inputs: Inputs, targets: Tensor) -> BatchGradients:
         """Factors of a pass over the batch."""
         with torch.no_grad():
             return self._gradients(inputs, targets, None, views=1)
 
     def losses(
-        self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
+        self, inputs: Inputs, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
     ) -> Float[Tensor, "rows 1"]:
         """Losses as the reference's; example by example for recurrent layers, which PyTorch's vmap does not run."""
         reference = OneByOne(self.model, self.loss, self.layout) if self._recurrent else super()
         return reference.losses(inputs, targets, point=point, views=views)
 
     def sums(
-        self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1, counted: int | None = None
+        self, plan: StepPlan, inputs: Inputs, targets: Tensor, *, views: int = 1, counted: int | None = None
     ) -> tuple[Tensor, ...]:
         """Clipped sums without rows, for plans of supported queries and codecs; from rows for others."""
         if not all(served(block) for block in plan.blocks):
@@ -169,18 +170,18 @@ class Layerwise(PerExample):
                 gradients.counted = counted
             return tuple(gradients.clipped_sum(block) for block in plan.blocks)
 
-    def _captured(self, plan: StepPlan, inputs: Tensor, targets: Tensor, views: int) -> BatchGradients | None:
+    def _captured(self, plan: StepPlan, inputs: Inputs, targets: Tensor, views: int) -> BatchGradients | None:
         """Returns the gradients of a batch from a CUDA graph; None if there is none for it."""
         if current_keys() is not None or not capturable(plan):  # keyed draws are of one batch
             return None
 
-        def pass_of(entries: Tensor, their_targets: Tensor) -> BatchGradients:
+        def pass_of(entries: Inputs, their_targets: Tensor) -> BatchGradients:
             return self._gradients(entries, their_targets, None, views, _fresh)
 
         return self.graphs.gradients(pass_of, inputs, targets, views=views, kind=passes_in())
 
     def _by_rows(
-        self, plan: StepPlan, inputs: Tensor, targets: Tensor, views: int, counted: int | None
+        self, plan: StepPlan, inputs: Inputs, targets: Tensor, views: int, counted: int | None
     ) -> tuple[Tensor, ...]:
         """Sums from chunks of rows: passes over all rows are memory-bound, and fresh pages are cleared first."""
         with torch.no_grad(), self._pool.lend() as buffers:
@@ -195,7 +196,7 @@ class Layerwise(PerExample):
 
             like, sums = self._forward.value(self.layout.names[0]), None
             each = 4 * self.layout.dim * like.element_size()  # rows, and their encoded and bounded copies
-            for part in parts(counted or inputs.shape[0] // views, each, like, wide=True):
+            for part in parts(counted or targets.shape[0] // views, each, like, wide=True):
                 part_sums = added_up(
                     plan,
                     lambda point, part=part: gradients(point).rows(part),
@@ -206,7 +207,7 @@ class Layerwise(PerExample):
         return sums
 
     def matched(
-        self, plan: StepPlan, directions: Sequence[Tensor], inputs: Tensor, targets: Tensor, *, views: int = 1
+        self, plan: StepPlan, directions: Sequence[Tensor], inputs: Inputs, targets: Tensor, *, views: int = 1
     ) -> list[tuple[Tensor, Tensor]]:
         """Inner products and norms from factors, for plans of supported queries and codecs; from rows for others."""
         if not all(served(block) for block in plan.blocks):
@@ -231,7 +232,7 @@ class Layerwise(PerExample):
 
     def _gradients(
         self,
-        inputs: Tensor,
+        inputs: Inputs,
         targets: Tensor,
         point: Tensor | None,
         views: int,
@@ -239,9 +240,10 @@ class Layerwise(PerExample):
     ) -> BatchGradients:
         """Returns factored gradients of every trained parameter that the loss depends on."""
         trained = self._values() if point is None else self.layout.unflatten(point.detach())
-        inputs = self._arranged(inputs)
-        values = {**trained, **self._arranged_weights(trained, inputs)}
-        examples, forward = inputs.shape[0] // views, self._forward
+        size = targets.shape[0]
+        inputs = self._arranged(inputs, size)
+        values = {**trained, **self._arranged_weights(trained, inputs, size)}
+        examples, forward = size // views, self._forward
         spans = dict(zip(self.layout.names, self.layout.slices, strict=True))
         terms_by_names: dict[tuple[str, ...], list[FactoredGradient]] = {}
 
@@ -268,12 +270,12 @@ class Layerwise(PerExample):
         starting = {
             name: values[name].detach().requires_grad_()
             for name, numbers in self._first_biases.items()
-            if numbers * inputs.shape[0] <= _SMALL
+            if numbers * size <= _SMALL
         }
         met = {**values, **starting} if starting else values
         leaves: list[Leaf] = []
         for name, alignment in self._uses.bare.items():
-            leaf = met[name] = aligned(values[name], alignment, inputs.shape[0]).detach().requires_grad_()
+            leaf = met[name] = aligned(values[name], alignment, size).detach().requires_grad_()
             leaves.append((leaf, partial(_enter_rows, terms_by_names, name, views, batch_dimension(alignment))))
         record(
             lambda batch: forward(met, batch),
@@ -306,12 +308,12 @@ class Layerwise(PerExample):
     def _values(self) -> dict[str, Tensor]:
         return {name: self._forward.value(name).detach().contiguous() for name in self.layout.names}
 
-    def _arranged(self, inputs: Tensor) -> Tensor:
-        return channels_last(inputs) if inputs.shape[0] >= self._least else inputs.contiguous()
+    def _arranged(self, inputs: Inputs, size: int) -> Inputs:
+        return changed(inputs, channels_last) if size >= self._least else inputs.contiguous()
 
-    def _arranged_weights(self, trained: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
+    def _arranged_weights(self, trained: Mapping[str, Tensor], inputs: Inputs, size: int) -> dict[str, Tensor]:
         """Returns channels-last weights of convolutions: converted once, for the forward and the backward pass."""
-        if inputs.dim() != 4 or inputs.shape[0] < self._least:
+        if size < self._least or all(values.dim() != 4 for values in tensors_in(inputs)):
             return {}
         weights = {name: trained[name] for name in self._kernels}
         # With one input channel both orders coincide.
@@ -327,10 +329,10 @@ class InOrder(Layerwise):
 
     last: ClassVar[bool] = False
 
-    def _arranged(self, inputs: Tensor) -> Tensor:
+    def _arranged(self, inputs: Inputs, size: int) -> Inputs:
         return inputs.contiguous()
 
-    def _arranged_weights(self, trained: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
+    def _arranged_weights(self, trained: Mapping[str, Tensor], inputs: Inputs, size: int) -> dict[str, Tensor]:
         return {}
 
 
@@ -375,7 +377,7 @@ class Expanded(InOrder):
         return partial(cls, uses=find_uses(model, forward, loss, list(slots), bare, examples), answers=tuple(answers))
 
     def losses(
-        self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
+        self, inputs: Inputs, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
     ) -> Float[Tensor, "rows 1"]:
         """Losses as the reference's; example by example for a model with branches on values."""
         reference = OneByOne(self.model, self.loss, self.layout) if self._answers else super()

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
+from ...inputs import Inputs
 from ...randomness.record_draws import one_pass
 from ..checks.synthetic_examples import mapped
 from ..engines.interface import Unsupported
@@ -63,9 +64,9 @@ class Use(NamedTuple):
 
 
 def record(
-    forward: Callable[[Tensor], Tensor],
+    forward: Callable[[Inputs], Any],
     layers: Mapping[nn.Module, str],
-    inputs: Tensor,
+    inputs: Inputs,
     targets: Tensor,
     loss: Loss,
     take: Callable[[Use], None],
@@ -111,7 +112,7 @@ def record(
         entering, version = tensors[0].detach(), tensors[0]._version
         of_entries = entering
         if shared and shared.get(len(calls) - len(leaves)) == entering.shape:
-            of_entries, output = (by_entry(values, len(inputs)) for values in (entering, output))
+            of_entries, output = (by_entry(values, len(targets)) for values in (entering, output))
         if output._is_view():
             # An in-place change of a view, as by nn.ReLU(inplace=True) after a Linear with sequence dimensions, applies
             # to its base, and the backward pass then no longer uses the view's own node.
@@ -141,9 +142,10 @@ def record(
     try:
         for layer, attributes, _ in own:
             attributes["forward"] = partial(note, layer, layer.forward)
-        with torch.enable_grad(), one_pass(), forward_precision(device_type(inputs)):
+        with torch.enable_grad(), one_pass(), forward_precision(device_type(targets)):
             outputs = forward(inputs.detach())
-            losses = example_losses(loss, mapped(outputs, widened) if reduced() else outputs, targets.detach())
+            outputs = mapped(outputs, widened, keep_unknown=True) if reduced() else outputs
+            losses = example_losses(loss, outputs, targets.detach())
     finally:
         under_way.clear()
         for _, attributes, before in own:

@@ -92,7 +92,7 @@ def find_uses(
         with torch.no_grad(), entries(batch.keys), one_pass():
             return example_losses(loss, forward(at, batch.inputs), batch.targets)
 
-    odd = torch.arange(len(examples.keys), device=examples.inputs.device) % 2 == 1
+    odd = torch.arange(len(examples.keys), device=examples.keys.device) % 2 == 1
     # Parameters of equal shape, name and owner's type are used in the same way, as those of a stack of blocks.
     kinds = {name: (type(_owner(model, name)), name.rpartition(".")[2], forward.value(name).shape) for name in bare}
     for kind in dict.fromkeys(kinds.values()):
@@ -135,7 +135,7 @@ def _shared_calls(
                 handle.remove()
         return calls
 
-    fewer = torch.arange(_FEWER, device=examples.inputs.device)
+    fewer = torch.arange(_FEWER, device=examples.keys.device)
     pairs = zip(shapes(examples), shapes(examples.chosen(fewer)), strict=False)
     return {number: call[1] for number, (call, of_fewer) in enumerate(pairs) if call == of_fewer}
 

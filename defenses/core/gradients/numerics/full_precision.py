@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
+from ...inputs import Inputs
 from ...kernels.machine_code import COMPILING
 
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -188,7 +189,7 @@ def _switched(switches: tuple[tuple[str, str], ...], precision: str) -> list[tup
     return changed
 
 
-def refuse_autocast(inputs: torch.Tensor) -> None:
+def refuse_autocast(inputs: Inputs) -> None:
     """Raises `ValueError` inside of `torch.autocast`, which rounds a layer's inputs and a row's products."""
     device = device_type(inputs)
     if torch.is_autocast_enabled(device):
@@ -198,7 +199,7 @@ def refuse_autocast(inputs: torch.Tensor) -> None:
         )
 
 
-def device_type(values: torch.Tensor) -> str:
+def device_type(values: Inputs) -> str:
     """Returns `values.device.type`, whose first call in a step takes PyTorch 10 us."""
     return "cpu" if values.is_cpu else values.device.type
 

@@ -78,6 +78,8 @@ def train_stacked(
     recipe = recipe or Recipe()
     _check(models, chosen, seeds, sampler_keys, recipe)
     inputs = pool[0]
+    if not isinstance(inputs, Tensor):
+        raise StackError(f"a stack must have one input tensor, got {type(inputs).__name__}")
     refuse_autocast(inputs)
     stack = StackedNetwork(models, recipe.loss, inputs.device, requested=even_if_slower)
     members = chosen.to(inputs.device)

@@ -72,6 +72,7 @@ def test_what_would_mean_nothing_is_stopped_as_the_command_does(overfitted, chan
         (lambda x, y: (x, y + 0j), "labels of members must be whole numbers, got complex numbers"),
         (lambda x, y: (x[:0], y[:0]), r"members must be \(inputs, labels\) of one length above 0"),
         (lambda x, y: (x, y[1:]), "of one length above 0, got 600, 599"),
+        (lambda x, y: ({"x": x, "mask": x}, y), "inputs of members must be one tensor here, got 2"),
         (lambda x, y: (x, y, y), r"members must be \(inputs, labels\), got 3 parts"),
         (lambda x, y: TensorDataset(x, y, y), r"members must be \(inputs, labels\), got 3 parts"),
         (lambda x, y: (pd.DataFrame(x.flatten(1).numpy()), y), "must hold tensors, arrays or numbers, got DataFrame"),

@@ -5,14 +5,21 @@ import functools
 
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 from torch import nn
 from torch.nn import functional
 
 from leakbench.defenses.clipped_sgd import clipped_sgd
-from leakbench.defenses.core import Engine, Recipe, full, train
+from leakbench.defenses.core import Engine, Recipe, cross_entropy, full, token_cross_entropy, train
 from leakbench.defenses.core.gradients.reference import example_by_example
 
 from ....parameters import subtests
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    logits: torch.Tensor
+
 
 WEIGHTS = torch.tensor([1.0, 20.0, 3.0])
 DATA = torch.randn(24, 5, generator=torch.Generator().manual_seed(1)), torch.arange(24) % 3
@@ -49,6 +56,89 @@ def test_an_example_of_several_targets_has_the_mean_over_those_that_are_not_igno
     torch.testing.assert_close(loss(outputs, targets), torch.stack([each[0, :2].mean(), torch.tensor(0.0)]))
 
 
+def test_a_sum_of_several_targets_is_that_of_each_example():
+    outputs, targets = torch.randn(2, 3, 4), torch.tensor([[0, 1, 2, 2], [1, 1, 1, 1]])
+    each = functional.cross_entropy(outputs, targets, ignore_index=2, reduction="none")
+    for reduction in ("sum", "none"):
+        loss = example_by_example(nn.CrossEntropyLoss(ignore_index=2, reduction=reduction))
+        torch.testing.assert_close(loss(outputs, targets), each.sum(1))
+
+
+TOKENS = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(2))
+NEXT = torch.tensor([[0, 1, 2, 3, -100], [-100] * 5, [1, -100, -100, -100, 2]])
+
+
+def by_token(logits, targets, *, mean=True, **settings):
+    """PyTorch's loss of each sequence alone; zero where no token counts."""
+    settings["reduction"] = "mean" if mean else "sum"
+    values = [functional.cross_entropy(rows, own, **settings) for rows, own in zip(logits, targets, strict=True)]
+    return torch.stack(values).nan_to_num(nan=0.0)
+
+
+@subtests(
+    ("loss", "settings"),
+    [
+        (cross_entropy, {}),
+        (token_cross_entropy, {}),
+        (functools.partial(token_cross_entropy, reduction="sum"), {"mean": False}),
+        (functools.partial(token_cross_entropy, ignore_index=2), {"ignore_index": 2}),
+        (nn.CrossEntropyLoss(), {}),
+        (nn.CrossEntropyLoss(reduction="sum"), {"mean": False}),
+        (nn.CrossEntropyLoss(reduction="none"), {"mean": False}),
+        (nn.CrossEntropyLoss(label_smoothing=0.1, ignore_index=1), {"label_smoothing": 0.1, "ignore_index": 1}),
+    ],
+)
+def test_a_loss_by_token_is_that_of_each_sequence_alone(loss, settings):
+    targets = NEXT.clamp(min=0) if "ignore_index" in settings else NEXT
+    if settings.get("ignore_index") == 2:
+        targets = torch.where(NEXT < 0, 2, NEXT)
+    expected = by_token(TOKENS, targets, **settings)
+    for outputs in (TOKENS, {"logits": TOKENS}, Slots(TOKENS)):
+        torch.testing.assert_close(example_by_example(loss)(outputs, targets), expected)
+
+
+def test_the_loss_of_the_next_token_compares_each_position_with_the_target_behind_it():
+    expected = by_token(TOKENS[:, :4], NEXT[:, 1:])
+    torch.testing.assert_close(token_cross_entropy(TOKENS, NEXT, next_token=True), expected)
+    single = token_cross_entropy(TOKENS[:, :1], NEXT[:, :1], next_token=True)
+    assert torch.equal(single, torch.zeros(3))
+
+
+def test_pixels_have_their_classes_second_or_last():
+    logits, targets = torch.randn(2, 3, 4, 5), torch.randint(0, 3, (2, 4, 5))
+    second = example_by_example(nn.CrossEntropyLoss())(logits, targets)
+    torch.testing.assert_close(second, functional.cross_entropy(logits, targets, reduction="none").mean((1, 2)))
+    torch.testing.assert_close(cross_entropy(logits.movedim(1, 3), targets), second)
+
+
+@subtests("loss", [cross_entropy, nn.CrossEntropyLoss()])
+def test_logits_of_a_shape_that_may_be_read_in_two_ways_are_refused(loss):
+    with pytest.raises(
+        ValueError, match=r"must show by their shape .*, got \[2, 4, 4\] .* token_cross_entropy has the classes last"
+    ):
+        example_by_example(loss)(torch.randn(2, 4, 4), torch.zeros(2, 4, dtype=torch.long))
+
+
+@subtests(
+    ("outputs", "targets", "settings", "words"),
+    [
+        (
+            torch.randn(2, 4),
+            torch.zeros(2, dtype=torch.long),
+            {},
+            r"targets of shape \[2\] for logits of shape \[2, 4\]",
+        ),
+        (TOKENS, NEXT[:, 1:], {}, r"must be \[n, positions\] for logits \[n, positions, classes\]"),
+        (TOKENS, NEXT, {"reduction": "none"}, "reduction must be 'mean' or 'sum', got 'none'"),
+        ((TOKENS,), NEXT, {}, "must be a tensor, or have one as .logits, got tuple; wrap the model"),
+        ({"scores": TOKENS}, NEXT, {}, "must be a tensor, or have one as .logits, got dict; wrap the model"),
+    ],
+)
+def test_what_is_no_loss_by_token_is_refused(outputs, targets, settings, words):
+    with pytest.raises((ValueError, TypeCheckError), match=f"{words}|'reduction'"):
+        token_cross_entropy(outputs, targets, **settings)
+
+
 RARE = torch.ones(50).index_fill(0, torch.tensor([49]), 2.0)
 
 
@@ -68,11 +158,6 @@ def test_a_loss_that_divides_by_something_of_the_batch_is_refused(loss):
         ValueError, match=r"must be the mean or the sum of its examples' losses, got .* reduction='none'"
     ):
         Engine(nn.Linear(5, 50), loss=loss).prepare(*data)
-
-
-@dataclasses.dataclass(slots=True)
-class Slots:
-    logits: torch.Tensor
 
 
 class Formed(nn.Linear):

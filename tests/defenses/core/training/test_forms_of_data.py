@@ -71,7 +71,10 @@ def test_what_can_be_read_in_one_way_trains_the_same_model(data):
         (DataLoader(TensorDataset(X, Y), batch_size=12), "must be a dataset or tensors, got a DataLoader"),
         (TensorDataset(X, Y, Y), r"must be \(inputs, labels\), got 3 parts"),
         (Rows(lambda i: (X[i], Y[i], Y[i])), r"rows of examples must be \(input, label\), got 3 values in row 0"),
-        (Rows(lambda i: {"x": X[i], "mask": X[i], "label": 0}), "got a dictionary of x, mask, label in row 0"),
+        (
+            Rows(lambda i: {"x": X[i], "mask": X[i], "label": 0}),
+            "the arguments of Linear.forward, got mask, x: missing",
+        ),
         (Rows(lambda i: {"a": X[i], "b": 0}), "got a dictionary of a, b in row 0"),
         (Rows(lambda i: (torch.zeros(3 + i % 2), 0)), r"of one shape, got \[3\] in row 0 and \[4\] in row 1"),
         ((pd.DataFrame(X.numpy()), Y), "must hold tensors, arrays or numbers, got DataFrame"),

@@ -15,6 +15,7 @@ from leakbench.defenses.core import (
     Block,
     Engine,
     Everything,
+    InputTensors,
     Layout,
     NormWithin,
     StepPlan,
@@ -27,6 +28,8 @@ from leakbench.defenses.core.gradients.layerwise import captured
 from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
 from leakbench.defenses.core.plan import bound
 from tests.pretend_device import device
+
+from .several_inputs import PictureWithTable, pictures
 
 
 class Recording(TorchDispatchMode):
@@ -88,6 +91,20 @@ def batches(*sizes):
     for size in sizes:
         images = torch.randn(size, 3, 8, 8, generator=generator)
         yield images, torch.randint(0, 4, (size,), generator=generator)
+
+
+def test_replays_read_every_input_tensor(pretend):
+    torch.manual_seed(0)
+    model = PictureWithTable()
+    eager, replayed = Engine(model), Engine(copy.deepcopy(model).to(pretend), engine="layerwise", expected_batch=16)
+    plan = StepPlan(Block(codec=Everything(eager.layout.dim), bound=clip(0.5)))
+    for seed, size in enumerate((16, 16, 15, 16)):
+        inputs = InputTensors.of(pictures(size, seed=seed, dtype=torch.float32))
+        labels = torch.arange(size) % 3
+        expected = eager.clipped_sums(plan, inputs, labels)
+        sums = replayed.clipped_sums(plan, inputs.to(pretend), labels.to(pretend))
+        torch.testing.assert_close(sums[0].cpu(), expected[0], rtol=1e-4, atol=1e-6)
+    assert replayed.name == "layerwise, CUDA graph"
 
 
 def graphs_of(engine, where):

@@ -1,16 +1,35 @@
-"""Small models of transformers and timm, with random weights: our engine serves each, with the gradients of a loop."""
+"""Small models of transformers and timm, with random weights: our engine serves each, with the gradients of a loop.
+
+Texts are a tensor, or a dictionary with the mask as a tokenizer returns it; losses are of texts or of tokens.
+"""
 
 from collections.abc import Mapping
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from leakbench.defenses.core import Block, Everything, Layout, StepPlan, clip, clipped_sums, cross_entropy
+from leakbench.defenses.core import (
+    Block,
+    Everything,
+    InputTensors,
+    Layout,
+    Recipe,
+    StepPlan,
+    clip,
+    clipped_sums,
+    cross_entropy,
+    poisson,
+    token_cross_entropy,
+    train,
+)
 from leakbench.defenses.core.gradients.choose import choose
+from leakbench.defenses.dp_sgd import dp_sgd
 
 from .duties import assert_same_rows, by_loop
 from .modules import CLASSES, Problem
+from .several_inputs import loop
 
 pytestmark = pytest.mark.peers
 
@@ -79,3 +98,107 @@ def test_images_of_timm():
     torch.manual_seed(0)
     settings = {"img_size": 8, "patch_size": 4, "num_classes": CLASSES, "depth": 1, "embed_dim": 16, "num_heads": 2}
     check(timm.create_model("vit_tiny_patch16_224", **settings), torch.randn(5, 3, 8, 8), "layerwise (expanded: ")
+
+
+def batch(count: int, *, types: bool = False) -> InputTensors:
+    """Texts of several lengths, of which two are whole, padded with 0."""
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.randint(2, LENGTH + 1, (count, 1), generator=generator)
+    lengths[:2] = LENGTH
+    mask = (torch.arange(LENGTH) < lengths).long()
+    words = torch.randint(1, WORDS, (count, LENGTH), generator=generator) * mask
+    further = {"token_type_ids": torch.randint(0, 2, (count, LENGTH), generator=generator)} if types else {}
+    return InputTensors.of({"input_ids": words, "attention_mask": mask, **further})
+
+
+def check_dictionary(model: nn.Module, inputs: InputTensors, targets: torch.Tensor, loss, reference) -> None:
+    """Sums in evaluation mode are those of a loop, by the engine that training mode gets; a run has a claim."""
+    layout = Layout.of(model)
+    note = choose("auto", model.train(), loss, layout, inputs, targets).note
+    assert note.startswith("layerwise ("), note
+    model.double().eval()
+    engine = choose("auto", model, loss, layout, inputs, targets).engine
+    rows = loop(model, inputs, targets, reference)
+    assert_same_rows(engine.rows(inputs, targets), rows)
+    plan = StepPlan(Block(codec=Everything(layout.dim), bound=clip(float(rows.norm(dim=1).median()))))
+    (expected,) = clipped_sums(plan, [lambda _point: rows], rows)
+    assert_same_rows(engine.sums(plan, inputs, targets)[0], expected)
+    model.float().train()
+    before = layout.read(model).clone()
+    run = train(
+        model,
+        (dict(zip(inputs.names or (), inputs.tensors, strict=True)), targets),
+        dp_sgd(clip_norm=1.0, noise_multiplier=1.0),
+        sampling=poisson(0.5),
+        steps=3,
+        recipe=Recipe(loss=loss),
+    )
+    assert run.engine == note
+    assert not run.unverified
+    assert 0 < run.claim(1e-5).epsilon < 10
+    assert not torch.equal(layout.read(model), before)
+
+
+@pytest.mark.parametrize("name", ["Bert", "DistilBert", "GPT2"])
+def test_classifiers_of_dictionaries(name):
+    torch.manual_seed(0)
+    model, inputs = of_transformers(name, "Sequence", CONFIGURATIONS[name]), batch(7, types=name == "Bert")
+
+    def by_text(outputs, targets):
+        return nn.functional.cross_entropy(outputs.logits, targets)
+
+    check_dictionary(model, inputs, torch.arange(7) % CLASSES, cross_entropy, by_text)
+
+
+@pytest.mark.parametrize("name", ["GPT2", "Llama"])
+@pytest.mark.parametrize("shifted", [False, True])
+def test_language_models_by_token(name, shifted):
+    torch.manual_seed(0)
+    library = pytest.importorskip("transformers", reason="transformers is no dependency of leakbench")
+    configuration = getattr(library, f"{name}Config")(**{**CONFIGURATIONS[name], "bos_token_id": 1, "eos_token_id": 2})
+    model = getattr(library, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(configuration)
+    inputs = batch(7)
+    mask, words = inputs.tensors
+    labels = words.masked_fill(mask == 0, -100)
+    # Labels of the next token by hand, or by the loss.
+    behind = torch.cat([labels[:, 1:], torch.full((7, 1), -100)], dim=1)
+
+    def by_tokens(outputs, targets):
+        return nn.functional.cross_entropy(outputs.logits[0, :-1], targets[0, 1:])
+
+    def at_their_places(outputs, targets):
+        return nn.functional.cross_entropy(outputs.logits[0], targets[0])
+
+    loss, targets, reference = (
+        (partial(token_cross_entropy, next_token=True), labels, by_tokens)
+        if shifted
+        else (cross_entropy, behind, at_their_places)
+    )
+    check_dictionary(model, inputs, targets, loss, reference)
+    alone = inputs[:1].passed_to(model.eval())  # transformers' own loss, of a batch of one
+    own = model.loss_function(alone.logits, labels[:1], vocab_size=WORDS)
+    torch.testing.assert_close(loss(alone, targets[:1])[0], own, rtol=1e-5, atol=0)
+
+
+def test_taggers_by_token():
+    torch.manual_seed(0)
+    inputs = batch(7)
+    targets = (inputs.tensors[1] % CLASSES).masked_fill(inputs.tensors[0] == 0, -100)
+
+    def by_tokens(outputs, targets):
+        return nn.functional.cross_entropy(outputs.logits.transpose(1, 2), targets)
+
+    model = of_transformers("DistilBert", "Token", CONFIGURATIONS["DistilBert"])
+    check_dictionary(model, inputs, targets, cross_entropy, by_tokens)
+
+
+def test_a_keyword_that_a_model_of_transformers_does_not_declare_is_refused():
+    inputs = {"input_ids": torch.ones(7, LENGTH, dtype=torch.long), "atention_mask": torch.ones(7, LENGTH)}
+    with pytest.raises(ValueError, match="got an unexpected keyword argument 'atention_mask'"):
+        train(
+            of_transformers("Bert", "Sequence", TEXT),
+            (inputs, torch.zeros(7).long()),
+            dp_sgd(noise_multiplier=1.0),
+            sampling=poisson(0.5),
+            steps=1,
+        )

@@ -321,14 +321,17 @@ def beside_the_others(outputs: Tensor, labels: Tensor) -> Tensor:
     return losses * losses.detach().mean()
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), beside_the_others])
+@pytest.mark.parametrize("loss", [nn.functional.cross_entropy, beside_the_others])
 def test_a_loss_by_which_examples_show_in_each_others_gradients_is_refused(loss):
     with pytest.raises(StackError, match="a loss of each example by itself, got one that mixes them"):
         stacked(defense("dp_sgd"), recipe=Recipe(loss=loss))
 
 
-def test_a_loss_of_ones_own_that_takes_each_example_by_itself_is_taken():
-    recipe = Recipe(loss=lambda outputs, labels: (outputs[:, 0] - labels.float()).square())
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(), lambda outputs, labels: (outputs[:, 0] - labels.float()).square()]
+)
+def test_a_loss_that_takes_each_example_by_itself_is_taken(loss):
+    recipe = Recipe(loss=loss)
     alone, together = both(defense("dp_sgd", clip_norm=0.5), recipe=recipe)
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 

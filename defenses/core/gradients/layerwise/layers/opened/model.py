@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .....inputs import Inputs
 from ....reference import ModelFunction
 from . import attention, recurrent
 from .projection import Projection
@@ -36,7 +37,7 @@ class OpenedModel(ModelFunction):
         super().__init__(model)
         self._forwards = {module: _forward_of(module, layers) for module, layers in projections.items()}
 
-    def __call__(self, at: Mapping[str, Tensor], batch: Tensor) -> Any:
+    def __call__(self, at: Mapping[str, Tensor], batch: Inputs) -> Any:
         """Returns the outputs."""
         with ExitStack() as stack:
             for module, forward in self._forwards.items():
