@@ -222,7 +222,8 @@ def _joined(reason: str, kind: type[PerExample], why: str) -> str:
     """Returns why faster engines are not used: the layerwise engine's first reason, and that of `torch.func`."""
     if kind is TorchFunc and reason:
         return f"{reason}; no {kind.name}: {_line(why)}"
-    return reason or _line(why)
+    # How far copies for each example go says more than that no layer holds the parameter.
+    return _line(why) if _line(why).startswith(reason) else reason
 
 
 def _note(kind: type[PerExample], requested: str, reason: str) -> str:

@@ -12,18 +12,23 @@ check against plain autograd (`choose.py`) judges the result as that of any othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import DisableTorchFunction
 
 from ...randomness.record_draws import entries, one_pass
 from ..checks.synthetic_examples import SyntheticBatch
 from ..engines.interface import Unsupported
 from ..reference import Loss, ModelFunction
+from .meetings import CallShapes, TrialPass
 from .recorder import by_entry, example_losses
+from .shared_values import Meeting, SharedPass
 
 _IN_PLACE = -1  # the parameter's first dimension, of size 1, becomes the batch
 _MOST_ONES = 3  # dimensions between the batch and a parameter's own, as height and width of an image
@@ -36,13 +41,23 @@ class SharedUses:
     """Uses of a model's parameters and layers that all entries of a batch share.
 
     Attributes:
-        bare: parameters that no known layer holds, and the number of dimensions of size 1 between the batch and a
+        bare: parameters of which copies take the place, and the number of dimensions of size 1 between the batch and a
             parameter's own in the shape of its copies; -1 if the parameter's first dimension, of size 1, is the batch.
-        calls: calls that are made once for all entries, by number, and their input's shape.
+        values: further parameters that functions other than known layers use, which are followed as `SharedValue`s.
+        calls: calls of layers that are made once for all entries, by number, and their input's shape.
+        meetings: functions that shared values reach, in order.
+        numbers: of all copied values, per entry.
     """
 
     bare: Mapping[str, int] = field(default_factory=dict)
+    values: tuple[str, ...] = ()
     calls: Mapping[int, torch.Size] = field(default_factory=dict)
+    meetings: tuple[Meeting, ...] = ()
+    numbers: int = 0
+
+    def begun(self, entries: int) -> SharedPass | None:
+        """Returns the shared values of a pass over so many entries; None if there are none."""
+        return SharedPass(entries, self.meetings, self.calls) if self.values or self.calls else None
 
 
 def aligned(value: Tensor, alignment: int, entries: int) -> Tensor:
@@ -63,6 +78,7 @@ def find_uses(
     loss: Loss,
     layers: Sequence[nn.Module],
     bare: Sequence[str],
+    held: Sequence[str],
     examples: SyntheticBatch,
 ) -> SharedUses:
     """Returns the shared uses of a model, from passes over synthetic examples.
@@ -73,6 +89,7 @@ def find_uses(
         loss: per-example loss.
         layers: the known layers.
         bare: parameters that none of them holds.
+        held: parameters that one of them holds.
         examples: seven or so.
 
     Raises:
@@ -85,6 +102,7 @@ def find_uses(
             return example_losses(loss, forward(at, batch.inputs), batch.targets)
 
     odd = torch.arange(len(examples.keys), device=examples.inputs.device) % 2 == 1
+    followed: list[str] = []
     # Parameters of equal shape, name and owner's type are used in the same way, as those of a stack of blocks.
     kinds = {name: (type(_owner(model, name)), name.rpartition(".")[2], forward.value(name).shape) for name in bare}
     for kind in dict.fromkeys(kinds.values()):
@@ -98,37 +116,108 @@ def find_uses(
                 uses |= dict.fromkeys(alike, alignment)
                 break
         else:
-            raise Unsupported(
-                f"{not_held(model, next(iter(alike)))}, and copies for each example cannot take its place"
-            )
-    return SharedUses(uses, _shared_calls(forward, uses, layers, examples))
+            followed += alike
+    return _followed(model, forward, layers, uses, followed, held, examples)
 
 
-def _shared_calls(
-    forward: ModelFunction, bare: Mapping[str, int], layers: Sequence[nn.Module], examples: SyntheticBatch
-) -> dict[int, torch.Size]:
-    """Returns the calls whose inputs have the same shape in batches of two sizes, by number, with that shape."""
+def _followed(
+    model: nn.Module,
+    forward: ModelFunction,
+    layers: Sequence[nn.Module],
+    bare: Mapping[str, int],
+    values: Sequence[str],
+    held: Sequence[str],
+    examples: SyntheticBatch,
+) -> SharedUses:
+    """Returns the uses with those that have to be followed through functions.
 
-    def shapes(batch: SyntheticBatch) -> list[tuple[nn.Module, torch.Size]]:
+    Raises:
+        Unsupported: for a parameter whose copies cannot take its place.
+    """
+    fewer = examples.chosen(torch.arange(_FEWER, device=examples.inputs.device))
+    batches = (examples, fewer)
+    shapes, layer_shapes = list[CallShapes](), list[list[tuple[nn.Module, torch.Size]]]()
+    known = {name: forward.value(name).detach().contiguous() for name in (*held, *values)}
+    for batch in batches:
+        copies = {name: aligned(forward.value(name).detach(), at, len(batch.keys)) for name, at in bare.items()}
+        counter = CallShapes({id(value): name for name, value in known.items() if name not in values})
         calls: list[tuple[nn.Module, torch.Size]] = []
 
-        def note(layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], _output: object) -> None:
-            calls.extend((layer, value.shape) for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        def note(layer: nn.Module, entering: Tensor, _output: Any, calls: Any = calls) -> None:
+            calls.append((layer, entering.shape))
 
-        handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
-        count = len(batch.keys)
-        copies = {name: aligned(forward.value(name).detach(), at, count) for name, at in bare.items()}
-        try:
-            with torch.no_grad(), entries(batch.keys), one_pass():
-                forward(copies, batch.inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return calls
+        with torch.no_grad(), _hooked(layers, counter, note):
+            _run(forward, {**known, **copies}, batch, counter)
+        shapes.append(counter)
+        layer_shapes.append(calls)
+    pairs = zip(*layer_shapes, strict=False)
+    shared_calls = {number: call[1] for number, (call, of_fewer) in enumerate(pairs) if call == of_fewer}
+    # A parameter of a known layer that a function is called on as well, as a tied weight by `F.linear`.
+    values = [*values, *(name for name in held if name in shapes[0].on)]
+    if not values and not shared_calls:
+        return SharedUses(bare)
 
-    fewer = torch.arange(_FEWER, device=examples.inputs.device)
-    pairs = zip(shapes(examples), shapes(examples.chosen(fewer)), strict=False)
-    return {number: call[1] for number, (call, of_fewer) in enumerate(pairs) if call == of_fewer}
+    counter = CallShapes()
+    sizes = len(examples.keys), _FEWER
+    trial = TrialPass(sizes, shared_calls, (shapes[0].calls, shapes[1].calls), counter)
+    copies = {name: aligned(forward.value(name).detach(), at, sizes[0]) for name, at in bare.items()}
+    wrapped = {name: trial.parameter(forward.value(name).contiguous(), _ignored, held=name in held) for name in values}
+
+    def pass_on(_layer: nn.Module, entering: Tensor, output: Any) -> Any:
+        return trial.of_layer(entering, output, _ignored)
+
+    try:
+        with torch.enable_grad(), _hooked(layers, counter, pass_on, trial):
+            _run(forward, {**known, **copies, **wrapped}, examples, counter)
+    except Unsupported as why:
+        if not values:
+            raise
+        first = values[0]
+        sentence = not_held(model, first) if first not in held else f"'{first}' is used by functions too"
+        raise Unsupported(f"{sentence}, and {why}") from why
+    numbers = sum(copies.value.numel() for copies in trial.leaves)
+    return SharedUses(bare, tuple(values), shared_calls, tuple(trial.meetings), numbers)
+
+
+def _run(forward: ModelFunction, at: Mapping[str, Tensor], batch: SyntheticBatch, counter: CallShapes) -> None:
+    # The counter first: it then sees what the functions for draws call, as `SharedValue` does.
+    with counter, entries(batch.keys), one_pass():
+        forward(at, batch.inputs)
+
+
+@contextmanager
+def _hooked(
+    layers: Sequence[nn.Module],
+    counter: CallShapes,
+    note: Callable[[nn.Module, Tensor, Any], Any],
+    trial: TrialPass | None = None,
+) -> Iterator[None]:
+    """Calls `note` after each call of a layer, whose result takes the place of the output if there is one."""
+
+    def enter(_layer: nn.Module, _args: Any) -> None:
+        counter.inside += 1
+        if trial is not None:
+            trial.inside += 1
+
+    def leave(layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: Any) -> Any:
+        counter.inside -= 1
+        if trial is not None:
+            trial.inside -= 1
+        with DisableTorchFunction():
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+            return note(layer, tensors[0], output) if len(tensors) == 1 else None
+
+    handles = [layer.register_forward_pre_hook(enter) for layer in layers]
+    handles += [layer.register_forward_hook(leave, with_kwargs=True) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _ignored(_derivatives: Tensor) -> None:
+    """Takes no derivative: a trial has no backward pass."""
 
 
 def _unless_it_fails(losses: Callable[[], Tensor]) -> Tensor | None:
