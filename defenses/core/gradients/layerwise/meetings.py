@@ -77,8 +77,7 @@ class TrialPass(SharedPass):
     """A pass over synthetic examples that finds the meetings.
 
     Attributes:
-        found: meetings so far, in order.
-        sizes: numbers of the values that were copied for each entry.
+        meetings: those so far, in order.
     """
 
     def __init__(
@@ -111,15 +110,17 @@ class TrialPass(SharedPass):
         if any(place >= len(calls) or calls[place].function != func.__name__ for calls in self._shapes):
             raise Unsupported(f"{func.__name__} is not called for every number of examples")
         first, second = (calls[place] for calls in self._shapes)
+        if len(first.arguments) > 1 and not first.outputs:
+            raise Unsupported(f"{func.__name__} writes it into another tensor")
         sides = _sides(first.outputs, second.outputs, self._sizes)
         if not any(sides):
-            found = Meeting(func.__name__, "shared")
+            meeting = Meeting(func.__name__, "shared")
         elif None in sides or len({(side, len(shape)) for side, shape in zip(sides, first.outputs, strict=True)}) > 1:
             raise Unsupported(f"{func.__name__} has outputs of which some are no example's")
         else:
-            found = self._tried(func, args, kwargs, first, second, sides[0])
-        self.meetings.append(found)
-        return found
+            meeting = self._tried(func, args, kwargs, first, second, sides[0])
+        self.meetings.append(meeting)
+        return meeting
 
     def _tried(self, func: Any, args: Any, kwargs: Any, first: _Call, second: _Call, side: Side | None) -> Meeting:
         assert side is not None  # noqa: S101  for the type checker
@@ -154,11 +155,9 @@ class TrialPass(SharedPass):
     def _candidates(self, name: str, first: _Call, second: _Call, side: Side, values: int) -> Iterator[Meeting]:
         """Yields the ways that are tried."""
         rank = len(first.outputs[0])
-        for tiled in (False, True) if side.fold > 1 else (False,):
-            placed = Side(side.dim, side.fold, tiled)
-            if values == 1 and len(first.arguments) == 1 and len(first.outputs) == 1:
-                yield Meeting(name, "spread", rank, placed)
-            yield Meeting(name, "broadcast", rank, placed)
+        if values == 1 and len(first.arguments) == 1 and len(first.outputs) == 1:
+            yield Meeting(name, "spread", rank, side)
+        yield Meeting(name, "broadcast", rank, side)
         try:
             sides = _sides(first.arguments, second.arguments, self._sizes)
         except Unsupported:
@@ -195,8 +194,7 @@ def _sides(
 
 def _of_entries(odd: Tensor, side: Side, like: Tensor) -> Tensor:
     """Returns a mask of entries along a dimension of a tensor."""
-    mask = odd.repeat(side.fold) if side.tiled else odd.repeat_interleave(side.fold)
-    return mask.to(like.device).view(*[-1 if dim == side.dim else 1 for dim in range(like.dim())])
+    return odd.repeat_interleave(side.fold).to(like.device).view(*[-1 if dim == side.dim else 1 for dim in range(like.dim())])
 
 
 def _step(value: Tensor, generator: torch.Generator) -> Tensor:

@@ -40,13 +40,11 @@ class Side:
 
     Attributes:
         dim: the dimension.
-        fold: its size for one entry, such as the windows of an image.
-        tiled: whether entries alternate in it; those of one entry are adjacent otherwise.
+        fold: its size for one entry, such as the windows of an image, which are adjacent.
     """
 
     dim: int
     fold: int = 1
-    tiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -336,11 +334,7 @@ def _placed(copies: Tensor, meeting: Meeting) -> Tensor:
         raise ValueError(f"a value must have size 1 in dimension {side.dim}, got {shape}")
     copies = copies.squeeze(1 + side.dim)
     if side.fold > 1:
-        own = [-1] * copies.dim()
-        if side.tiled:
-            copies = copies.unsqueeze(0).expand(side.fold, *own).flatten(0, 1)
-        else:
-            copies = copies.unsqueeze(1).expand(own[0], side.fold, *own[1:]).flatten(0, 1)
+        copies = copies.unsqueeze(1).expand(entries, side.fold, *copies.shape[1:]).flatten(0, 1)
     return copies.movedim(0, side.dim)
 
 
@@ -364,8 +358,5 @@ def _mapped(
 
     with DisableTorchFunctionSubclass():
         outputs = torch.vmap(of_one, in_dims=tuple(places))(*tensors)
-    return replaced(outputs, lambda output: output.movedim(0, meeting.side.dim).flatten(*_adjacent(meeting.side.dim)))
-
-
-def _adjacent(dim: int) -> tuple[int, int]:
-    return dim, dim + 1
+    dim = meeting.side.dim
+    return replaced(outputs, lambda output: output.movedim(0, dim).flatten(dim, dim + 1))

@@ -1,7 +1,10 @@
-"""`nn.MultiheadAttention` as its two linear layers, which are recorded in place of it.
+"""`nn.MultiheadAttention` as its linear layers, which are recorded in place of it.
 
 PyTorch's function gets its weights as arguments and calls no layer. During a pass the module runs copies of PyTorch's
-own functions, in which the two products are calls of layers here; masks, dropout and everything else are PyTorch's.
+own functions, in which the products are calls of layers here; masks, dropout and everything else are PyTorch's. For
+inputs of one width queries, keys and values come from a single layer; otherwise from three without biases, because the
+three biases are one parameter, which is added by a function (`shared_values.py`), as the learned keys and values of
+`add_bias_kv` are.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ class Projection(nn.Module):
         place: its name, for messages.
     """
 
-    def __init__(self, owner: nn.Module, weight: str, bias: str, place: str) -> None:
+    def __init__(self, owner: nn.Module, weight: str, bias: str | None, place: str) -> None:
         """Takes the module that holds the parameters, and their names there."""
         super().__init__()
         # Not as a submodule, whose parameters would be listed twice.
@@ -42,27 +45,30 @@ class Projection(nn.Module):
     def bias(self) -> Tensor | None:
         """The bias [out], if there is one."""
         owner, _, bias = vars(self)["_held"]
-        return getattr(owner, bias)
+        return None if bias is None else getattr(owner, bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Returns the products [..., out]."""
         return functional.linear(inputs, self.weight, self.bias)
 
 
-Projections = Mapping[nn.MultiheadAttention, tuple[Projection, Projection]]
-"""The linear layers of attention modules: into queries, keys and values, and out of their heads."""
+Projections = Mapping[nn.MultiheadAttention, tuple[Projection, ...]]
+"""The linear layers of attention modules: into queries, keys and values, by one or by three, and out of their heads."""
 
 
 def projections_of(model: nn.Module) -> Projections:
-    """Returns the linear layers of a model's attention modules, for those with inputs of one width."""
+    """Returns the linear layers of a model's attention modules."""
     return {
-        module: (
-            Projection(module, "in_proj_weight", "in_proj_bias", f"{name}.in_proj"),
-            Projection(module.out_proj, "weight", "bias", f"{name}.out_proj"),
-        )
+        module: (*_into(module, name), Projection(module.out_proj, "weight", "bias", f"{name}.out_proj"))
         for name, module in model.named_modules()
-        if type(module) is nn.MultiheadAttention and module.in_proj_weight is not None
+        if type(module) is nn.MultiheadAttention
     }
+
+
+def _into(module: nn.MultiheadAttention, name: str) -> list[Projection]:
+    if module.in_proj_weight is not None:
+        return [Projection(module, "in_proj_weight", "in_proj_bias", f"{name}.in_proj")]
+    return [Projection(module, f"{part}_proj_weight", None, f"{name}.{part}_proj") for part in "qkv"]
 
 
 class AttentionModel(ModelFunction):
@@ -92,8 +98,9 @@ def _replaced(attributes: dict[str, Any], forward: Callable[..., Any]) -> Iterat
         attributes.update(own)
 
 
-def _forward(module: nn.MultiheadAttention, into: Projection, out: Projection) -> Callable[..., Any]:
-    """Returns PyTorch's forward function of an attention module, with calls of layers for its two products."""
+def _forward(module: nn.MultiheadAttention, *layers: Projection) -> Callable[..., Any]:
+    """Returns PyTorch's forward function of an attention module, with calls of layers for its products."""
+    *into, out = layers
     batch: list[int] = []
 
     def project(*inputs: Tensor) -> list[Tensor]:
@@ -102,9 +109,17 @@ def _forward(module: nn.MultiheadAttention, into: Projection, out: Projection) -
         projected = dict[int, Sequence[Tensor]]()
         for values in inputs[:3]:
             if id(values) not in projected:
-                products = into(values.transpose(0, 1)).transpose(0, 1)
+                products = into[0](values.transpose(0, 1)).transpose(0, 1)
                 projected[id(values)] = products.chunk(3, dim=-1)
         return [projected[id(values)][number].contiguous() for number, values in enumerate(inputs[:3])]
+
+    def project_each(*arguments: Any) -> list[Tensor]:
+        """Queries, keys and values of other widths: arguments are three inputs, three weights and three biases."""
+        batch[:] = [arguments[0].shape[1]]
+        products = [
+            layer(values.transpose(0, 1)).transpose(0, 1) for layer, values in zip(into, arguments, strict=False)
+        ]
+        return [(a if b is None else a + b).contiguous() for a, b in zip(products, arguments[6:], strict=True)]
 
     def linear(heads: Tensor, *_parameters: Tensor) -> Tensor:
         """Output [length * batch, width], position by position."""
@@ -115,6 +130,7 @@ def _forward(module: nn.MultiheadAttention, into: Projection, out: Projection) -
         functional.multi_head_attention_forward,
         linear=linear,
         _in_projection_packed=project,
+        _in_projection=project_each,
         has_torch_function=lambda _arguments: False,
     )
     names = types.SimpleNamespace(**{**vars(functional), "multi_head_attention_forward": attend})

@@ -130,6 +130,15 @@ def embedding(use: Use, layer: nn.Embedding, examples: int) -> FactoredGradients
     return {"weight": Lookup(entries, signals, vocabulary=layer.num_embeddings)}
 
 
+def prelu(use: Use, layer: nn.PReLU, examples: int) -> FactoredGradients:
+    """PReLU: the sum of the negative inputs times the derivatives, by channel or over all."""
+    products = use.signals * use.inputs.clamp(max=0)
+    if layer.num_parameters == 1:
+        return {"weight": GradientRows(products.reshape(examples, -1).sum(dim=1, keepdim=True))}
+    by_channel = products.flatten(2).sum(dim=2) if products.dim() > 2 else products
+    return _by_example(examples, weight=by_channel)
+
+
 LayerRule = Callable[..., FactoredGradients]
 """(use, layer, examples) -> the terms of the layer's parameters."""
 
@@ -144,6 +153,7 @@ KNOWN: Mapping[type[nn.Module], LayerRule] = {
     nn.InstanceNorm1d: instance_norm,
     nn.InstanceNorm2d: instance_norm,
     nn.Embedding: embedding,
+    nn.PReLU: prelu,
 }
 
 
