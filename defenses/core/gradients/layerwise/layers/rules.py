@@ -98,6 +98,13 @@ def layer_norm(use: Use, layer: nn.LayerNorm, examples: int) -> FactoredGradient
     return {"weight": GradientRows(weight), "bias": GradientRows(bias)}
 
 
+def image_layer_norm(use: Use, layer: nn.LayerNorm, examples: int) -> FactoredGradients:
+    """LayerNorm over the channels of images, with the channels in the second dimension or in the last."""
+    if getattr(layer, "data_format", "channels_first") == "channels_first":
+        use = use._replace(inputs=use.inputs.movedim(1, -1), signals=use.signals.movedim(1, -1))
+    return layer_norm(use, layer, examples)
+
+
 def rms_norm(use: Use, layer: nn.RMSNorm, examples: int) -> FactoredGradients:
     """RMSNorm over the last dimensions, whatever comes before them."""
     normal = F.rms_norm(use.inputs, layer.normalized_shape, None, layer.eps)
@@ -161,6 +168,8 @@ KNOWN: Mapping[type[nn.Module], LayerRule] = {
 _OF_OTHERS: Mapping[tuple[str, str], LayerRule] = {
     ("transformers.pytorch_utils", "Conv1D"): transposed_linear,
     ("timm.layers.norm", "LayerNorm"): layer_norm,
+    ("timm.layers.norm", "LayerNorm2d"): image_layer_norm,
+    ("transformers.models.convnext.modeling_convnext", "ConvNextLayerNorm"): image_layer_norm,
 }
 
 
