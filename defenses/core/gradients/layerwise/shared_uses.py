@@ -48,6 +48,7 @@ class SharedUses:
         calls: calls of layers that are made once for all entries, by number, and their input's shape.
         meetings: functions that shared values reach, in order.
         numbers: of all copied values, per entry.
+        beside: first of `values` that a known layer holds, which functions use as well; empty if there is none.
     """
 
     bare: Mapping[str, int] = field(default_factory=dict)
@@ -55,6 +56,7 @@ class SharedUses:
     calls: Mapping[int, torch.Size] = field(default_factory=dict)
     meetings: tuple[Meeting, ...] = ()
     numbers: int = 0
+    beside: str = ""
 
     def begun(self, entries: int) -> SharedPass | None:
         """Returns the shared values of a pass over so many entries; None if there are none."""
@@ -176,8 +178,14 @@ def _followed(
         first = values[0]
         sentence = not_held(model, first) if first not in held else f"'{first}' is used by functions too"
         raise Unsupported(f"{sentence}, and {why}") from why
-    numbers = sum(copies.value.numel() for copies in trial.leaves)
-    return SharedUses(bare, tuple(values), shared_calls, tuple(trial.meetings), numbers)
+    return SharedUses(
+        bare,
+        tuple(values),
+        shared_calls,
+        tuple(trial.meetings),
+        numbers=sum(copies.value.numel() for copies in trial.leaves),
+        beside=next((name for name in values if name in held), ""),
+    )
 
 
 def _run(forward: ModelFunction, at: Mapping[str, Tensor], batch: SyntheticBatch, counter: CallShapes) -> None:
