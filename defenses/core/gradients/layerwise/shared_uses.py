@@ -120,7 +120,13 @@ def find_uses(
                 break
         else:
             followed += alike
-    return _followed(model, forward, layers, uses, followed, held, examples)
+    try:
+        return _followed(model, forward, layers, uses, followed, held, examples)
+    except Unsupported:
+        if not (uses and followed):
+            raise
+        # Such as the bias of a function's matrix, which has its own number of dimensions there.
+        return _followed(model, forward, layers, {}, list(bare), held, examples)
 
 
 def _followed(

@@ -182,7 +182,7 @@ def mixed_by_shape(model: nn.Module, hidden: Tensor) -> Tensor:
 
 def by_the_batch(model: nn.Module, hidden: Tensor) -> Tensor:
     """Looks up one vector for all examples, at an index that depends on all of them."""
-    return hidden + model.p[0].reshape(4, WIDTH)[(hidden.sum() * 1e4).long().abs() % 4]
+    return hidden + model.p[0].reshape(4, WIDTH)[(hidden.sum() * 1e4).long().abs().view(1) % 4]
 
 
 def alternating(model: nn.Module, hidden: Tensor) -> Tensor:
