@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,12 +75,12 @@ class TransformerModel:
     adapter: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _of_transformers(
-    name: str, head: str, *, positions: bool = False, **settings: Any
-) -> Callable[[bool], nn.Module]:
+def _of_transformers(name: str, head: str, *, positions: bool = False, **settings: Any) -> Callable[[bool], nn.Module]:
     def build(quick: bool) -> nn.Module:
         library = importlib.import_module("transformers")
-        sizes = {key: value[1 if quick else 0] if isinstance(value, _Sizes) else value for key, value in settings.items()}
+        sizes = {
+            key: value[1 if quick else 0] if isinstance(value, _Sizes) else value for key, value in settings.items()
+        }
         configuration = getattr(library, f"{name}Config")(num_labels=CLASSES, **sizes)
         return Logits(getattr(library, f"{name}For{head}Classification")(configuration), positions=positions)
 
@@ -89,7 +90,9 @@ def _of_transformers(
 def _of_timm(name: str, **settings: Any) -> Callable[[bool], nn.Module]:
     def build(quick: bool) -> nn.Module:
         library = importlib.import_module("timm")
-        sizes = {key: value[1 if quick else 0] if isinstance(value, _Sizes) else value for key, value in settings.items()}
+        sizes = {
+            key: value[1 if quick else 0] if isinstance(value, _Sizes) else value for key, value in settings.items()
+        }
         return library.create_model(name, num_classes=CLASSES, **sizes)
 
     return build
@@ -112,9 +115,7 @@ MODELS: Mapping[str, TransformerModel] = {
     "bert": TransformerModel(
         "transformers", _of_transformers("Bert", "Sequence", **_TEXT), 0, ("query", "value"), _TASK
     ),
-    "bert_positions": TransformerModel(
-        "transformers", _of_transformers("Bert", "Sequence", positions=True, **_TEXT)
-    ),
+    "bert_positions": TransformerModel("transformers", _of_transformers("Bert", "Sequence", positions=True, **_TEXT)),
     "distilbert": TransformerModel(
         "transformers",
         _of_transformers(
@@ -179,7 +180,9 @@ MODELS: Mapping[str, TransformerModel] = {
     ),
     "timm_convnext": TransformerModel(
         "timm",
-        _of_timm("convnext_atto", depths=_Sizes(((2, 2, 2, 2), (1, 1, 1, 1))), dims=_Sizes(((32, 64, 96, 128), (8, 8, 8, 8)))),
+        _of_timm(
+            "convnext_atto", depths=_Sizes(((2, 2, 2, 2), (1, 1, 1, 1))), dims=_Sizes(((32, 64, 96, 128), (8, 8, 8, 8)))
+        ),
         32,
         ("fc1", "fc2"),
         {"modules_to_save": ["head.fc"]},
@@ -207,7 +210,8 @@ def model_of(name: str, *, quick: bool = False) -> nn.Module:
         quick: whether the model is smaller still.
     """
     plain = MODELS[name.removesuffix(ADAPTED)]
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of one library about another's names
         torch.default_generator.manual_seed(0)
         model = plain.build(quick)
         if not name.endswith(ADAPTED):

@@ -82,7 +82,16 @@ def measure(*, only: Sequence[str] = (), **options: Unpack[Options]) -> dict[str
             part.targets.append(SpeedTarget(case=network, way=OURS, against=peer, quantity="time", limit=1.0))
         checks[network] = differences
         rows.append(_row(compared, differences))
-    headings = ["model", "engine", "ms", "x plain (min)", "x Opacus (min)", "x ghost (min)", "off the loop", "Opacus off the loop"]
+    headings = [
+        "model",
+        "engine",
+        "ms",
+        "x plain (min)",
+        "x Opacus (min)",
+        "x ghost (min)",
+        "off the loop",
+        "Opacus off the loop",
+    ]
     remarks = [f"Skipped: {name}, {why}." for name, why in skipped.items()]
     summary = {"title": "Transformers", "columns": headings, "rows": rows, "words": 2, "remarks": remarks}
     refused = {"title": "Refused", "columns": ["model", "by", "sentence"], "rows": refusals, "words": 3, "remarks": []}
@@ -139,7 +148,7 @@ def _by_loop(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     for x, y in zip(inputs.split(1), labels.split(1), strict=True):
         gradients = torch.autograd.grad(cross_entropy(model(x), y), trained, materialize_grads=True)
         row = torch.cat([gradient.flatten() for gradient in gradients])
-        total = total.to(row) + row * min(1.0, CLIP_NORM / float(row.norm()))
+        total = total.to(row) + row * min(1.0, CLIP_NORM / float(row.double().norm()))
     return total
 
 
@@ -151,10 +160,10 @@ def _by_engine(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _by_opacus(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-    # Opacus' hooks record in training mode only, so the container is in it and dropout is not.
     hooked = opacus_module("grad_sample").GradSampleModule(model)
+    # Opacus' hooks record in training mode only, so layers with parameters are in it, and those that draw are not.
     for module in hooked.modules():
-        module.training = not isinstance(module, nn.Dropout)
+        module.training = any(p.requires_grad for p in module.parameters(recurse=False))
     optimizer = opacus_module("optimizers").DPOptimizer(
         torch.optim.SGD(model.parameters(), lr=LEARNING_RATE),
         noise_multiplier=0.0,
@@ -173,16 +182,24 @@ def _refusals(
     for way in (OURS, PEER, GHOST):
         if why := compared.measurement(way).reason:
             yield [network, way, _first_sentence(why)]
+    for engine in ("layerwise", "opacus"):
+        if why := _checked(network, engine, part):
+            yield [network, f"engine {engine}", _first_sentence(why)]
     if not isinstance(peers_difference, str) and not peers_difference <= _WRONG:
         yield [network, PEER, f"accepts the model; its clipped sum is off by {peers_difference:.0e}"]
+
+
+def _checked(network: str, engine: str, part: SpeedPart) -> str | None:
+    """Returns the sentence with which one of our engines refuses a model; None if it does not."""
     inputs, labels = (values.to(part.device) for values in data_of(network, _EXAMPLES, quick=part.quick))
-    for engine in ("layerwise", "opacus"):
-        checked = Engine(model_of(network, quick=part.quick).to(part.device).train(), engine=engine)
-        plan = StepPlan(Block(codec=Everything(checked.layout.dim), bound=clip(CLIP_NORM)))
-        try:
-            checked.run(plan.at(0.0), inputs, labels, seed=0)
-        except Exception as error:  # anything that a tool raises on a model
-            yield [network, f"engine {engine}", _first_sentence(reason(error))]
+    checked = Engine(model_of(network, quick=part.quick).to(part.device).train(), engine=engine)
+    try:
+        checked.run(
+            StepPlan(Block(codec=Everything(checked.layout.dim), bound=clip(CLIP_NORM))).at(0.0), inputs, labels, seed=0
+        )
+    except Exception as error:  # anything that a tool raises on a model
+        return reason(error)
+    return None
 
 
 def _first_sentence(text: str, limit: int = 240) -> str:

@@ -37,7 +37,8 @@ class RecordUniforms(Kernel):
     @staticmethod
     def usable(streams: Tensor, count: int) -> bool:
         """Returns whether streams are plain numbers on the CPU, and there are enough to draw; not under `vmap`."""
-        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(streams)
+        functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]  missing in torch's stubs
+        wrapped = functorch.is_functorch_wrapped_tensor(streams)
         plain = type(streams) is Tensor and streams.is_cpu and not wrapped and streams.is_contiguous()
         return plain and streams.numel() * count >= _LEAST
 
@@ -111,10 +112,9 @@ def _module() -> ir.Module:
                 write(build, _uniform(build, long.sums[0], ir.VectorType(double, _LANES)), place)
                 following = ir.Constant(vector, [_wrapped(_LANES * GOLDEN)] * _LANES)
                 long.sums = [build.add(long.sums[0], following)]
-        with build.if_then(build.icmp_unsigned("<", done, count)):
-            with counted(build, done, count) as short:
-                step = build.mul(build.add(short.number, INT(1)), INT(GOLDEN))
-                write(build, _uniform(build, build.add(stream, step), double), build.gep(row, [short.number]))
+        with build.if_then(build.icmp_unsigned("<", done, count)), counted(build, done, count) as short:
+            step = build.mul(build.add(short.number, INT(1)), INT(GOLDEN))
+            write(build, _uniform(build, build.add(stream, step), double), build.gep(row, [short.number]))
     build.ret_void()
     return module
 

@@ -9,12 +9,14 @@ for which none gives that is refused.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 from torch.overrides import TorchFunctionMode
 
@@ -22,7 +24,7 @@ from ..engines.interface import Unsupported
 from .shared_values import FORM, Meeting, SharedPass, SharedValue, Side, meet, plainly, replaced, tensors_among
 
 _AGREES = 1e-9  # of the largest entry of the output
-# Functions whose copies for each entry would be convolutions of as many groups as entries: slower than `torch.func`.
+# In the names of functions that `vmap` turns into convolutions with a group for each entry, slower than `torch.func`.
 _CONVOLUTIONS = "conv"
 
 
@@ -144,10 +146,7 @@ class TrialPass(SharedPass):
                 where = _of_entries(odd, candidate.side, base[0])
                 expected = [torch.where(where, b, a) for a, b in zip(base, other, strict=True)]
                 own = replaced((args, kwargs), lambda v: v if isinstance(v, SharedValue) else v.detach().clone())
-                try:
-                    outputs = list(tensors_among(meet(candidate, func, *own, self.entries, copied)))
-                except Exception:  # anything that a function raises on arguments of other shapes
-                    continue
+                outputs = _unless_it_fails(partial(meet, candidate, func, *own, self.entries, copied))
                 if len(outputs) == len(expected) and all(map(_agree, outputs, expected)):
                     return candidate
         raise Unsupported(f"copies for each example cannot take its place in {func.__name__}")
@@ -166,9 +165,18 @@ class TrialPass(SharedPass):
             yield Meeting(name, "mapped", rank, side, tuple(sides))
 
 
-def _sides(
-    first: Sequence[torch.Size], second: Sequence[torch.Size], sizes: tuple[int, int]
-) -> list[Side | None]:
+def _unless_it_fails(call: Callable[[], Any]) -> list[Tensor]:
+    """Returns the tensors that a function gives; none if it fails."""
+    try:
+        with warnings.catch_warnings():
+            # Warned of where `vmap` would call the function for one entry after another.
+            warnings.filterwarnings("error", "There is a performance drop", UserWarning)
+            return list(tensors_among(call()))
+    except Exception:  # anything that a function raises on arguments of other shapes
+        return []
+
+
+def _sides(first: Sequence[torch.Size], second: Sequence[torch.Size], sizes: tuple[int, int]) -> list[Side | None]:
     """Returns the dimension of each tensor that grows with the batch; None where none does.
 
     Raises:
@@ -194,7 +202,8 @@ def _sides(
 
 def _of_entries(odd: Tensor, side: Side, like: Tensor) -> Tensor:
     """Returns a mask of entries along a dimension of a tensor."""
-    return odd.repeat_interleave(side.fold).to(like.device).view(*[-1 if dim == side.dim else 1 for dim in range(like.dim())])
+    mask = odd.repeat_interleave(side.fold).to(like.device)
+    return mask.view(*[-1 if dim == side.dim else 1 for dim in range(like.dim())])
 
 
 def _step(value: Tensor, generator: torch.Generator) -> Tensor:

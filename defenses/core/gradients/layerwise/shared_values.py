@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass  # what `Tensor.__torch_function__` itself uses
 
 from ..engines.interface import Unsupported
@@ -28,9 +28,9 @@ Receiver = Callable[[Tensor], None]
 """Takes the derivatives [entries, *shape] by a value's copies."""
 
 # Questions about a tensor's form; they are not numbered, because modes ask them in some passes only.
-FORM = frozenset(
-    "__get__ size dim numel nelement stride is_contiguous is_floating_point is_complex __len__ element_size "
-    "dim_order storage_offset get_device type ndimension __repr__ __hash__ is_set_to".split()
+FORM: frozenset[str] = frozenset(
+    {"__get__", "size", "dim", "ndimension", "numel", "nelement", "__len__", "stride", "storage_offset", "dim_order"}
+    | {"is_contiguous", "is_floating_point", "is_complex", "element_size", "get_device", "type", "__hash__", "__repr__"}
 )
 
 
@@ -64,7 +64,7 @@ class Meeting:
     function: str
     kind: str
     rank: int = 0
-    side: Side = field(default_factory=lambda: Side(0))
+    side: Side = Side(0)
     sides: tuple[Side | None, ...] = ()
 
 
@@ -295,8 +295,8 @@ def replaced(arguments: Any, change: Callable[[Tensor], Any]) -> Any:
     if isinstance(arguments, dict):
         return {key: replaced(value, change) for key, value in arguments.items()}
     if isinstance(arguments, tuple | list):
-        parts = [replaced(value, change) for value in arguments]
-        return arguments._make(parts) if hasattr(arguments, "_make") else type(arguments)(parts)
+        parts, form = [replaced(value, change) for value in arguments], type(arguments)
+        return getattr(form, "_make", form)(parts)
     return arguments
 
 
