@@ -224,7 +224,7 @@ def _joined(reason: str, kind: type[PerExample], why: str) -> str:
     """Returns why faster engines are not used: the layerwise engine's first reason, and that of `torch.func`."""
     if kind is TorchFunc and reason:
         return f"{reason}; no {kind.name}: {_line(why)}"
-    # How far copies for each example go says more than that no layer holds the parameter.
+    # The sentence on copies says more than the first, that no layer holds the parameter.
     return _line(why) if _line(why).startswith(reason) else reason
 
 

@@ -106,7 +106,7 @@ class Layerwise(PerExample):
         for name in bare:
             if name not in self._uses.bare and name not in self._uses.values:
                 raise Unsupported(not_held(model, name))
-        self._held = {name for slots in self._slots.values() for slot in slots for name in slot.names}
+        self._of_layers = {name for slots in self._slots.values() for slot in slots for name in slot.names}
         self.graphs = CapturedPasses(model, loss)
         self._forward = AttentionModel(model, projections) if projections else ModelFunction(model)
         # Kernels to pass channels-last; a parametrised kernel is computed in the forward pass, in its own order.
@@ -269,7 +269,7 @@ class Layerwise(PerExample):
         if (shared := self._uses.begun(inputs.shape[0])) is not None:
             for name in self._uses.values:
                 receive = partial(_enter_rows, terms_by_names, name, views)
-                met[name] = shared.parameter(values[name], receive, held=name in self._held)
+                met[name] = shared.parameter(values[name], receive, of_layer=name in self._of_layers)
         record(
             lambda batch: forward(met, batch),
             self._layers,
@@ -367,8 +367,8 @@ class Expanded(InOrder):
         forward = AttentionModel(model, projections) if projections else ModelFunction(model)
         if answers:
             forward = AnsweredModel(model, forward, answers)
-        held = [name for name in layout.names if name not in bare]
-        uses = find_uses(model, forward, loss, list(slots), bare, held, examples)
+        of_layers = [name for name in layout.names if name not in bare]
+        uses = find_uses(model, forward, loss, list(slots), bare, of_layers, examples)
         return partial(cls, uses=uses, answers=tuple(answers))
 
     def losses(

@@ -21,7 +21,17 @@ from torch._C import DisableTorchFunctionSubclass
 from torch.overrides import TorchFunctionMode
 
 from ..engines.interface import Unsupported
-from .shared_values import FORM, Meeting, SharedPass, SharedValue, Side, meet, plainly, replaced, tensors_among
+from .shared_values import (
+    FORM,
+    BatchDimension,
+    Meeting,
+    SharedPass,
+    SharedValue,
+    meet,
+    plainly,
+    replaced,
+    tensors_among,
+)
 
 _AGREES = 1e-9  # of the largest entry of the output
 # In the names of functions that `vmap` turns into convolutions with a group for each entry, slower than `torch.func`.
@@ -29,7 +39,7 @@ _CONVOLUTIONS = "conv"
 
 
 @dataclass
-class _Call:
+class _FunctionCall:
     """Shapes of a function's arguments and outputs in a pass."""
 
     function: str
@@ -50,7 +60,7 @@ class CallShapes(TorchFunctionMode):
     def __init__(self, watched: Mapping[int, str] | None = None) -> None:
         """Takes the names of tensors to watch, by identity."""
         super().__init__()
-        self.calls: list[_Call] = []
+        self.calls: list[_FunctionCall] = []
         self.number = -1
         self.on: list[str] = []
         self.inside = 0
@@ -61,7 +71,7 @@ class CallShapes(TorchFunctionMode):
         kwargs = kwargs or {}
         with DisableTorchFunctionSubclass():
             tensors = list(tensors_among((args, kwargs)))
-            call = _Call(func.__name__, tuple(tensor.shape for tensor in tensors))
+            call = _FunctionCall(func.__name__, tuple(tensor.shape for tensor in tensors))
         before, self.number = self.number, len(self.calls)
         self.calls.append(call)
         try:
@@ -86,7 +96,7 @@ class TrialPass(SharedPass):
         self,
         sizes: tuple[int, int],
         calls: Mapping[int, torch.Size],
-        shapes: tuple[Sequence[_Call], Sequence[_Call]],
+        shapes: tuple[Sequence[_FunctionCall], Sequence[_FunctionCall]],
         counter: CallShapes,
     ) -> None:
         """Takes the sizes of two batches, of which this pass has the first, and the shapes of their functions.
@@ -124,7 +134,15 @@ class TrialPass(SharedPass):
         self.meetings.append(meeting)
         return meeting
 
-    def _tried(self, func: Any, args: Any, kwargs: Any, first: _Call, second: _Call, side: Side | None) -> Meeting:
+    def _tried(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        first: _FunctionCall,
+        second: _FunctionCall,
+        side: BatchDimension | None,
+    ) -> Meeting:
         assert side is not None  # noqa: S101  for the type checker
         odd = torch.arange(self.entries) % 2 == 1
         values = {id(v): plainly(v).detach() for v in tensors_among((args, kwargs)) if isinstance(v, SharedValue)}
@@ -141,17 +159,19 @@ class TrialPass(SharedPass):
             return torch.where(odd.to(value_plain.device).view(-1, *[1] * value_plain.dim()), value_moved, value_plain)
 
         with torch.no_grad(), DisableTorchFunctionSubclass():
-            base, other = outcome(values), outcome(moved)
+            plain, changed = outcome(values), outcome(moved)
             for candidate in self._candidates(func.__name__, first, second, side, len(values)):
-                where = _of_entries(odd, candidate.side, base[0])
-                expected = [torch.where(where, b, a) for a, b in zip(base, other, strict=True)]
+                where = _of_entries(odd, candidate.side, plain[0])
+                expected = [torch.where(where, b, a) for a, b in zip(plain, changed, strict=True)]
                 own = replaced((args, kwargs), lambda v: v if isinstance(v, SharedValue) else v.detach().clone())
                 outputs = _unless_it_fails(partial(meet, candidate, func, *own, self.entries, copied))
                 if len(outputs) == len(expected) and all(map(_agree, outputs, expected)):
                     return candidate
         raise Unsupported(f"copies for each example cannot take its place in {func.__name__}")
 
-    def _candidates(self, name: str, first: _Call, second: _Call, side: Side, values: int) -> Iterator[Meeting]:
+    def _candidates(
+        self, name: str, first: _FunctionCall, second: _FunctionCall, side: BatchDimension, values: int
+    ) -> Iterator[Meeting]:
         """Yields the ways that are tried."""
         rank = len(first.outputs[0])
         if values == 1 and len(first.arguments) == 1 and len(first.outputs) == 1:
@@ -176,31 +196,33 @@ def _unless_it_fails(call: Callable[[], Any]) -> list[Tensor]:
         return []
 
 
-def _sides(first: Sequence[torch.Size], second: Sequence[torch.Size], sizes: tuple[int, int]) -> list[Side | None]:
+def _sides(
+    first: Sequence[torch.Size], second: Sequence[torch.Size], sizes: tuple[int, int]
+) -> list[BatchDimension | None]:
     """Returns the dimension of each tensor that grows with the batch; None where none does.
 
     Raises:
         Unsupported: for a tensor with several, or one that grows otherwise.
     """
-    sides: list[Side | None] = []
+    sides: list[BatchDimension | None] = []
     if len(first) != len(second):
         raise Unsupported("a function has other outputs for another number of examples")
-    for one, another in zip(first, second, strict=True):
-        growing = [dim for dim, pair in enumerate(zip(one, another, strict=False)) if pair[0] != pair[1]]
-        if len(one) != len(another) or len(growing) > 1:
-            raise Unsupported(f"a tensor of shape {list(one)} is of shape {list(another)} for other examples")
+    for in_first, in_second in zip(first, second, strict=True):
+        growing = [dim for dim, pair in enumerate(zip(in_first, in_second, strict=False)) if pair[0] != pair[1]]
+        if len(in_first) != len(in_second) or len(growing) > 1:
+            raise Unsupported(f"a tensor of shape {list(in_first)} is of shape {list(in_second)} for other examples")
         if not growing:
             sides.append(None)
             continue
         dim = growing[0]
-        fold, rest = divmod(one[dim], sizes[0])
-        if rest or fold * sizes[1] != another[dim] or not fold:
-            raise Unsupported(f"a tensor of shape {list(one)} for {sizes[0]} examples is not theirs one by one")
-        sides.append(Side(dim, fold))
+        fold, remainder = divmod(in_first[dim], sizes[0])
+        if remainder or fold * sizes[1] != in_second[dim] or not fold:
+            raise Unsupported(f"a tensor of shape {list(in_first)} for {sizes[0]} examples is not theirs one by one")
+        sides.append(BatchDimension(dim, fold))
     return sides
 
 
-def _of_entries(odd: Tensor, side: Side, like: Tensor) -> Tensor:
+def _of_entries(odd: Tensor, side: BatchDimension, like: Tensor) -> Tensor:
     """Returns a mask of entries along a dimension of a tensor."""
     mask = odd.repeat_interleave(side.fold).to(like.device)
     return mask.view(*[-1 if dim == side.dim else 1 for dim in range(like.dim())])

@@ -6,8 +6,10 @@ puts a copy for each entry of the batch in the place of the parameter, or of the
 broadcast over the batch then give the same outputs, and the derivative by the copies is each example's own.
 
 How a parameter's copies are aligned with the other dimensions is found by trial, on synthetic examples in float64: with
-different values for different examples, every example must have the loss that it has where all have its values. The
-check against plain autograd (`choose.py`) judges the result as that of any other engine.
+different values for different examples, every example must have the loss that it has where all have its values. A
+parameter that no alignment suits is followed through the functions that change it (`shared_values.py`), and so are the
+outputs of layers, and the parameters of layers that functions use as well. The check against plain autograd
+(`choose.py`) judges the result as that of any other engine.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ def find_uses(
     loss: Loss,
     layers: Sequence[nn.Module],
     bare: Sequence[str],
-    held: Sequence[str],
+    of_layers: Sequence[str],
     examples: SyntheticBatch,
 ) -> SharedUses:
     """Returns the shared uses of a model, from passes over synthetic examples.
@@ -92,7 +94,7 @@ def find_uses(
         loss: per-example loss.
         layers: the known layers.
         bare: parameters that none of them holds.
-        held: parameters that one of them holds.
+        of_layers: parameters that one of them holds.
         examples: seven or so.
 
     Raises:
@@ -121,12 +123,12 @@ def find_uses(
         else:
             followed += alike
     try:
-        return _followed(model, forward, layers, uses, followed, held, examples)
+        return _followed(model, forward, layers, uses, followed, of_layers, examples)
     except Unsupported:
         if not (uses and followed):
             raise
         # Such as the bias of a function's matrix, which has its own number of dimensions there.
-        return _followed(model, forward, layers, {}, list(bare), held, examples)
+        return _followed(model, forward, layers, {}, list(bare), of_layers, examples)
 
 
 def _followed(
@@ -135,7 +137,7 @@ def _followed(
     layers: Sequence[nn.Module],
     bare: Mapping[str, int],
     values: Sequence[str],
-    held: Sequence[str],
+    of_layers: Sequence[str],
     examples: SyntheticBatch,
 ) -> SharedUses:
     """Returns the uses with those that have to be followed through functions.
@@ -146,7 +148,7 @@ def _followed(
     fewer = examples.chosen(torch.arange(_FEWER, device=examples.inputs.device))
     batches = (examples, fewer)
     shapes, layer_shapes = list[CallShapes](), list[list[tuple[nn.Module, torch.Size]]]()
-    known = {name: forward.value(name).detach().contiguous() for name in (*held, *values)}
+    known = {name: forward.value(name).detach().contiguous() for name in (*of_layers, *values)}
     for batch in batches:
         copies = {name: aligned(forward.value(name).detach(), at, len(batch.keys)) for name, at in bare.items()}
         counter = CallShapes({id(value): name for name, value in known.items() if name not in values})
@@ -162,7 +164,7 @@ def _followed(
     pairs = zip(*layer_shapes, strict=False)
     shared_calls = {number: call[1] for number, (call, of_fewer) in enumerate(pairs) if call == of_fewer}
     # A parameter of a known layer that a function is called on as well, as a tied weight by `F.linear`.
-    values = [*values, *(name for name in held if name in shapes[0].on)]
+    values = [*values, *(name for name in of_layers if name in shapes[0].on)]
     if not values and not shared_calls:
         return SharedUses(bare)
 
@@ -170,7 +172,9 @@ def _followed(
     sizes = len(examples.keys), _FEWER
     trial = TrialPass(sizes, shared_calls, (shapes[0].calls, shapes[1].calls), counter)
     copies = {name: aligned(forward.value(name).detach(), at, sizes[0]) for name, at in bare.items()}
-    wrapped = {name: trial.parameter(forward.value(name).contiguous(), _ignored, held=name in held) for name in values}
+    wrapped = {
+        name: trial.parameter(forward.value(name).contiguous(), _ignored, of_layer=name in of_layers) for name in values
+    }
 
     def pass_on(_layer: nn.Module, entering: Tensor, output: Any) -> Any:
         return trial.of_layer(entering, output, _ignored)
@@ -182,7 +186,7 @@ def _followed(
         if not values:
             raise
         first = values[0]
-        sentence = not_held(model, first) if first not in held else f"'{first}' is used by functions too"
+        sentence = not_held(model, first) if first not in of_layers else f"'{first}' is used by functions too"
         raise Unsupported(f"{sentence}, and {why}") from why
     return SharedUses(
         bare,
@@ -190,7 +194,7 @@ def _followed(
         shared_calls,
         tuple(trial.meetings),
         numbers=sum(copies.value.numel() for copies in trial.leaves),
-        beside=next((name for name in values if name in held), ""),
+        beside=next((name for name in values if name in of_layers), ""),
     )
 
 

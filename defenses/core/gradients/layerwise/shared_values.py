@@ -35,7 +35,7 @@ FORM: frozenset[str] = frozenset(
 
 
 @dataclass(frozen=True)
-class Side:
+class BatchDimension:
     """A dimension that grows with the batch.
 
     Attributes:
@@ -49,13 +49,13 @@ class Side:
 
 @dataclass(frozen=True)
 class Meeting:
-    """How copies take the place of shared values in a function; or a function of shared values alone.
+    """A function that shared values reach, and the way in which copies take their place in it.
 
     Attributes:
         function: its name.
-        kind: "shared" for a function of shared values; "broadcast" if the copies' dimension for entries is put where
-            the output has it; "spread" if the output repeats the value for each entry; "mapped" if the function is
-            called for each entry by itself, by `vmap`.
+        kind: "shared" for a function of shared values alone; "broadcast" if the copies' dimension for entries is put
+            where the output has it; "spread" if the output repeats the value for each entry; "mapped" if the function
+            is called for each entry by itself, by `vmap`.
         rank: number of dimensions of the output.
         side: the output's.
         sides: those of the tensors among the arguments, in order, if the function is mapped.
@@ -64,8 +64,8 @@ class Meeting:
     function: str
     kind: str
     rank: int = 0
-    side: Side = Side(0)
-    sides: tuple[Side | None, ...] = ()
+    side: BatchDimension = BatchDimension(0)
+    sides: tuple[BatchDimension | None, ...] = ()
 
 
 @dataclass(eq=False)
@@ -94,7 +94,7 @@ class SharedValue(Tensor):
 
     _owner: SharedPass
     _source: int | None
-    _held: bool
+    _of_layer: bool
     _copies: Copies | None
 
     @classmethod
@@ -132,15 +132,15 @@ class SharedPass:
         self._numbers = [0, 0]
         self._sources: list[tuple[Tensor, Receiver]] = []
 
-    def parameter(self, value: Tensor, receive: Receiver, *, held: bool = False) -> SharedValue:
+    def parameter(self, value: Tensor, receive: Receiver, *, of_layer: bool = False) -> SharedValue:
         """Returns a parameter as a shared value.
 
         Args:
             value: the parameter.
             receive: gets the derivatives by it for each entry, after the pass; without those by known layers.
-            held: whether a known layer holds it.
+            of_layer: whether a known layer holds it.
         """
-        return self._begun(value.detach().requires_grad_(), receive, held=held)
+        return self._begun(value.detach().requires_grad_(), receive, of_layer=of_layer)
 
     @contextmanager
     def layer(self) -> Iterator[None]:
@@ -167,15 +167,15 @@ class SharedPass:
             return self._begun(plain if plain.requires_grad else plain.detach().requires_grad_(), receive, clone=True)
         return None
 
-    def _begun(self, tap: Tensor, receive: Receiver, *, clone: bool = False, held: bool = False) -> SharedValue:
+    def _begun(self, tap: Tensor, receive: Receiver, *, clone: bool = False, of_layer: bool = False) -> SharedValue:
         source = len(self._sources) if tap.is_leaf else None
         self._sources.append((tap, receive))
         with torch.enable_grad():
-            return self._wrapped(tap.clone() if clone else tap, source, held=held)
+            return self._wrapped(tap.clone() if clone else tap, source, of_layer=of_layer)
 
-    def _wrapped(self, value: Tensor, source: int | None = None, *, held: bool = False) -> SharedValue:
+    def _wrapped(self, value: Tensor, source: int | None = None, *, of_layer: bool = False) -> SharedValue:
         wrapped = value.as_subclass(SharedValue)
-        wrapped._owner, wrapped._source, wrapped._held, wrapped._copies = self, source, held, None
+        wrapped._owner, wrapped._source, wrapped._of_layer, wrapped._copies = self, source, of_layer, None
         return wrapped
 
     def shared(self, answer: Any) -> Any:
@@ -198,7 +198,7 @@ class SharedPass:
             Unsupported: if another function was called at this place on synthetic examples.
         """
         if self.inside:
-            args, kwargs = replaced((args, kwargs), _unless_held)
+            args, kwargs = replaced((args, kwargs), _unless_of_layer)
             if next(_shared((args, kwargs)), None) is None:
                 return func(*args, **kwargs)
         number = self._numbers[0]
@@ -268,8 +268,8 @@ def _as_it_is(value: Tensor) -> Tensor:
     return plainly(value).detach() if isinstance(value, SharedValue) else value
 
 
-def _unless_held(value: Tensor) -> Tensor:
-    return _as_it_is(value) if isinstance(value, SharedValue) and value._held else value
+def _unless_of_layer(value: Tensor) -> Tensor:
+    return _as_it_is(value) if isinstance(value, SharedValue) and value._of_layer else value
 
 
 def tensors_among(arguments: Any) -> Iterator[Tensor]:
@@ -352,8 +352,8 @@ def _mapped(
             places.append(None if side is None else side.dim)
 
     def of_one(*values: Tensor) -> Any:
-        left = iter(values)
-        own_args, own_kwargs = replaced((args, kwargs), lambda _value: next(left))
+        remaining = iter(values)
+        own_args, own_kwargs = replaced((args, kwargs), lambda _value: next(remaining))
         return func(*own_args, **own_kwargs)
 
     with DisableTorchFunctionSubclass():

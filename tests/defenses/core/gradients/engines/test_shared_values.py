@@ -14,7 +14,7 @@ from leakbench.defenses.core.gradients.engines.interface import Unsupported
 from leakbench.defenses.core.gradients.engines.torch_func import TorchFunc
 from leakbench.defenses.core.gradients.layerwise import recorder
 from leakbench.defenses.core.gradients.layerwise.engine import Expanded
-from leakbench.defenses.core.gradients.layerwise.shared_values import Meeting, SharedPass, SharedValue, Side
+from leakbench.defenses.core.gradients.layerwise.shared_values import BatchDimension, Meeting, SharedPass, SharedValue
 
 from .....parameters import subtests
 from .duties import assert_same_rows, by_loop, check_views, snapshot
@@ -255,14 +255,17 @@ def test_float32_gives_the_rows_of_a_loop_up_to_rounding(name):
 
 
 def test_a_pass_follows_the_functions_of_its_check_and_no_others():
-    owner = SharedPass(3, [Meeting("mul", "broadcast", 2, Side(0))], {})
+    meetings = [Meeting("mul", "broadcast", 2, BatchDimension(0))]
+    owner = SharedPass(3, meetings, {})
     value = owner.parameter(torch.ones(4), lambda _derivatives: None)
     assert type(value) is SharedValue and value.shape == (4,)  # questions about its form are not counted
     product = torch.ones(3, 4) * value
     assert type(product) is Tensor and product.requires_grad and len(owner.leaves) == 1
     with pytest.raises(Unsupported, match="a model must call 1 functions of its parameters, as in its check"):
         value.exp()
-    other = SharedPass(3, [Meeting("mul", "broadcast", 2, Side(0))], {}).parameter(torch.ones(4), lambda _: None)
+    other = SharedPass(3, [Meeting("mul", "broadcast", 2, BatchDimension(0))], {}).parameter(
+        torch.ones(4), lambda _: None
+    )
     with pytest.raises(Unsupported, match="the same functions of its parameters as in its check, got add for mul"):
         torch.add(torch.ones(3, 4), other)
 
