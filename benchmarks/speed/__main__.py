@@ -13,13 +13,13 @@ import typer
 
 from leakbench.malloc import keep_freed_memory
 
-from . import architectures, methods, plot, report, step
+from . import architectures, methods, plot, report, step, transformer_models
 from .part import check_choices
 
 # fmt: off
 Benchmark = Literal[
     "all", "step", "architectures", "methods", "noise", "projection", "masked", "rgap", "inversion", "shadows",
-    "informed",
+    "informed", "transformers",
 ]
 # fmt: on
 PARTS = get_args(Benchmark)[1:]
@@ -61,12 +61,14 @@ def speed(
             raise ValueError(f"full must be left out, for only rgap has a size of its own, got '{what}'")
         if full and quick:
             raise ValueError("full and quick must not go together")
-        if what == "architectures" and way:
+        if what in ("architectures", "transformers") and way:
             raise ValueError("way must be left out, for every network is measured in the same three; give cases")
         if what in ("all", "methods"):
             methods.refuse_unknown((way or ()) if what == "methods" else (), rounds)
         if what == "architectures":
             check_choices("case", case or (), architectures.names(quick=quick))
+        elif what == "transformers":
+            check_choices("case", case or (), transformer_models.names())
         elif what != "methods":
             step.refuse_unknown(case or (), way or (), quick=quick)
     except ValueError as error:
@@ -78,6 +80,7 @@ def speed(
     own_options: dict[str, dict[str, Any]] = {
         "step": {"cases": case or (), "ways": way or (), "sweeps": sweeps},
         "architectures": {"only": (case or ()) if what == "architectures" else ()},
+        "transformers": {"only": (case or ()) if what == "transformers" else ()},
         "methods": {"only": (way or ()) if what == "methods" else ()},
         "rgap": {"full": full},
     }

@@ -1,7 +1,8 @@
 """Reports of measurements: JSON with every round, tables for the terminal and in Markdown, and the environment.
 
 A document is a dict of a benchmark's name, title, environment and settings, with some of: `comparisons`, `targets`,
-`sweeps` (family -> axis and comparisons), `cases` (timings that a benchmark took itself, by way).
+`sweeps` (family -> axis and comparisons), `cases` (timings that a benchmark took itself, by way), `summaries` (tables
+of text).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from rich.markdown import Markdown
 from .harness import Measurement, Ratio, SpeedComparison
 
 SCHEMA = 1
-_PACKAGES = ("leakbench", "torch", "numpy", "opacus", "backpack-for-pytorch")
+_PACKAGES = ("leakbench", "torch", "numpy", "opacus", "backpack-for-pytorch", "transformers", "timm", "peft")
 _CPU_INFO = Path("/proc/cpuinfo")
 _MIB = 2**20
 
@@ -165,6 +166,13 @@ def tables(document: dict[str, Any]) -> Iterator[TextTable]:
         yield _targets(document["targets"])
     yield from map(_sweep, document.get("sweeps", {}).values())
     yield from map(_case, document.get("cases", ()))
+    yield from map(_summary, document.get("summaries", ()))
+
+
+def _summary(summary: dict[str, Any]) -> TextTable:
+    """Table of cells that a benchmark wrote itself."""
+    cells = pd.DataFrame(summary["rows"], columns=summary["columns"], dtype=object)
+    return TextTable(title=summary["title"], cells=cells, remarks=summary["remarks"], words=summary["words"])
 
 
 def _comparison(comparison: dict[str, Any]) -> TextTable:

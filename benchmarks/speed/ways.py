@@ -92,6 +92,7 @@ class Ours:
         )
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.SGD(self.trained, lr=LEARNING_RATE)
+        self.steps = 0  # the public seed of dropout
 
     @property
     def note(self) -> str:
@@ -100,7 +101,8 @@ class Ours:
 
     def __call__(self) -> None:
         """Takes a step."""
-        out = self.engine.run(self.plan, self.inputs, self.labels)
+        self.steps += 1
+        out = self.engine.run(self.plan, self.inputs, self.labels, seed=self.steps)
         # The batch is always the same, so its size is the expected size, as for Opacus below.
         update = self.engine.layout.unflatten(out.total / len(self.inputs))
         for parameter, gradient in zip(self.trained, update.values(), strict=True):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,7 @@ from .engines.one_by_one import OneByOne
 from .engines.torch_func import TorchFunc
 from .layerwise.engine import Expanded, InOrder, Layerwise
 from .layerwise.layers.opened.recurrent import kept_numbers
+from .layerwise.shared_uses import SharedUses
 from .reference import Loss, ModelFunction
 
 AUTO = "auto"
@@ -207,7 +209,7 @@ def _choose(name: str, trial: _Trial, batches: Batches) -> _Verdict:
         except Unsupported as why:
             reason = _joined(reason, kind, str(why))
             continue
-        return trial.verdict(construct, _note(kind, name, reason))
+        return trial.verdict(construct, _note(kind, name, _beside(construct) or reason))
     if name != AUTO:
         raise ValueError(f"engine '{name}' cannot run this model: {reason}")
     return trial.verdict(OneByOne, f"{OneByOne.name} (no {Layerwise.name}: {reason})")
@@ -233,7 +235,14 @@ def _joined(reason: str, kind: type[PerExample], why: str) -> str:
     """Returns why faster engines are not used: the layerwise engine's first reason, and that of `torch.func`."""
     if kind is TorchFunc and reason:
         return f"{reason}; no {kind.name}: {_line(why)}"
-    return reason or _line(why)
+    # The sentence on copies says more than the first, that no layer holds the parameter.
+    return _line(why) if _line(why).startswith(reason) else reason
+
+
+def _beside(construct: _Construct) -> str:
+    """Returns which parameter functions use beside its layer; empty if there is none."""
+    uses = construct.keywords.get("uses") if isinstance(construct, partial) else None
+    return f"functions use '{uses.beside}' beside its layer" if isinstance(uses, SharedUses) and uses.beside else ""
 
 
 def _note(kind: type[PerExample], requested: str, reason: str) -> str:

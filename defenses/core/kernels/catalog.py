@@ -10,6 +10,7 @@ from .kernel import Kernel
 from .machine_code import Processor
 from .normals import CudaNormals, normals
 from .product_norms import ProductKernel
+from .record_uniforms import record_uniforms
 from .row_products import RowProducts
 from .weighted_rows import weighted_rows
 
@@ -36,6 +37,7 @@ KERNELS: dict[str, tuple[Kernel, ...]] = {
         RowProducts(host, given, number, scaled)
         for host, (given, number), scaled in product(_HOSTS, ((4, 4), (4, 8), (8, 8)), _BOTH)
     ),
+    "record_uniforms": (record_uniforms(),),
     "normals": tuple(normals(rounded=rounded, wide=wide) for rounded, wide in product(_BOTH, _BOTH)),
     "cuda_normals": tuple(CudaNormals(rounded=rounded, wide=wide) for rounded, wide in product(_BOTH, _BOTH)),
 }

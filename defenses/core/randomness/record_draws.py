@@ -24,14 +24,17 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch._C import DisableTorchFunction
 from torch.overrides import TorchFunctionMode
 
 from ..inputs import Inputs
+from ..kernels.record_uniforms import FIRST as _FIRST
+from ..kernels.record_uniforms import GOLDEN as _GOLDEN
+from ..kernels.record_uniforms import SECOND as _SECOND
+from ..kernels.record_uniforms import RecordUniforms, record_uniforms
 from .drawn_functions import DRAWN, OPENED
 from .keys import seed_from
 
-_GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, odd: the step between the inputs of a hash
-_FIRST, _SECOND = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # multipliers of splitmix64's finaliser
 _AT_ONCE = 2**24  # entries of the input tensor hashed at a time, which limits memory
 _OF_INPUT, _OF_TARGET, _OF_FURTHER = 1, 2, 3  # seeds of hashes: of an input, a target, and each of several inputs
 
@@ -61,8 +64,7 @@ def words(keys: Int64[Tensor, " n"], count: int, seed: int) -> Int64[Tensor, "n 
         count: number of words per key.
         seed: any integer; words of different seeds are unrelated.
     """
-    stream = _mixed(keys + _wrapped(seed * _GOLDEN)).unsqueeze(-1)
-    return _mixed(stream + torch.arange(1, count + 1, device=keys.device) * _GOLDEN)
+    return _mixed(_streams(keys, seed).unsqueeze(-1) + torch.arange(1, count + 1, device=keys.device) * _GOLDEN)
 
 
 def entry_keys(inputs: Inputs, targets: Tensor, views: int, seed: int) -> Int64[Tensor, " entries"]:
@@ -79,7 +81,17 @@ def entry_keys(inputs: Inputs, targets: Tensor, views: int, seed: int) -> Int64[
 
 def uniforms(keys: Int64[Tensor, " n"], count: int, seed: int) -> Float[Tensor, "n count"]:
     """Uniform numbers in [0, 1) in float64, multiples of 2^-53; arguments as for `words`."""
+    # Seen by no mode: the checks of a model take a tensor's address for a read of its values.
+    with DisableTorchFunction():
+        streams = _streams(keys, seed)
+        if RecordUniforms.usable(streams, count):
+            return record_uniforms()(streams, count)[0]
     return _shifted(words(keys, count, seed), 11).double() * 2.0**-53
+
+
+def _streams(keys: Int64[Tensor, " n"], seed: int) -> Int64[Tensor, " n"]:
+    """Returns the start of each record's stream of words."""
+    return _mixed(keys + _wrapped(seed * _GOLDEN))
 
 
 def entries(keys: Int64[Tensor, " entries"] | None) -> AbstractContextManager[None]:

@@ -107,8 +107,9 @@ class Layerwise(PerExample):
         super().__init__(model, loss, layout)
         self._pool, (self._slots, bare) = BufferPool(), known_slots(model, layout, projections := projections_of(model))
         for name in bare:
-            if name not in self._uses.bare:
+            if name not in self._uses.bare and name not in self._uses.values:
                 raise Unsupported(not_held(model, name))
+        self._of_layers = {name for slots in self._slots.values() for slot in slots for name in slot.names}
         self.graphs = CapturedPasses(model, loss)
         self._forward = OpenedModel(model, projections) if projections else ModelFunction(model)
         self._recurrent = any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in model.modules())
@@ -270,13 +271,17 @@ class Layerwise(PerExample):
         starting = {
             name: values[name].detach().requires_grad_()
             for name, numbers in self._first_biases.items()
-            if numbers * size <= _SMALL
+            if name not in self._uses.values and numbers * size <= _SMALL
         }
-        met = {**values, **starting} if starting else values
+        met = {**values, **starting}
         leaves: list[Leaf] = []
         for name, alignment in self._uses.bare.items():
             leaf = met[name] = aligned(values[name], alignment, size).detach().requires_grad_()
             leaves.append((leaf, partial(_enter_rows, terms_by_names, name, views, batch_dimension(alignment))))
+        if (shared := self._uses.begun(size)) is not None:
+            for name in self._uses.values:
+                receive = partial(_enter_rows, terms_by_names, name, views, 0)
+                met[name] = shared.parameter(values[name], receive, of_layer=name in self._of_layers)
         record(
             lambda batch: forward(met, batch),
             self._layers,
@@ -287,7 +292,7 @@ class Layerwise(PerExample):
             buffers,
             self._begins,
             leaves,
-            self._uses.calls,
+            shared,
         )
         return BatchGradients(
             terms=tuple(_of_parameters(terms_by_names, spans, examples)),
@@ -374,7 +379,9 @@ class Expanded(InOrder):
         forward = OpenedModel(model, projections) if projections else ModelFunction(model)
         if answers:
             forward = AnsweredModel(model, forward, answers)
-        return partial(cls, uses=find_uses(model, forward, loss, list(slots), bare, examples), answers=tuple(answers))
+        of_layers = [name for name in layout.names if name not in bare]
+        uses = find_uses(model, forward, loss, list(slots), bare, of_layers, examples)
+        return partial(cls, uses=uses, answers=tuple(answers))
 
     def losses(
         self, inputs: Inputs, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
@@ -386,7 +393,8 @@ class Expanded(InOrder):
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
         """Adds rows of parameters that no layer holds."""
         sizes = dict(zip(self.layout.names, self.layout.sizes, strict=True))
-        return super().bytes_per_entry(activations + sum(sizes[name] for name in self._uses.bare), itemsize)
+        rows = sum(sizes[name] for name in (*self._uses.bare, *self._uses.values))
+        return super().bytes_per_entry(activations + rows + self._uses.numbers, itemsize)
 
 
 def _enter_rows(
@@ -395,7 +403,8 @@ def _enter_rows(
     """Enters the derivative by a parameter's copies, one for each entry, as its rows: means over an example's views."""
     if signals is not None:
         rows = signals.movedim(over, 0).flatten(1) if signals.dim() > 1 else signals.unsqueeze(1)
-        terms[(name,)] = [GradientRows(rows if views == 1 else rows.unflatten(0, (-1, views)).mean(dim=1))]
+        mean = rows if views == 1 else rows.unflatten(0, (-1, views)).mean(dim=1)
+        terms.setdefault((name,), []).append(GradientRows(mean))
 
 
 def _fresh(_layer: nn.Module, numbers: int, like: Tensor) -> Tensor:

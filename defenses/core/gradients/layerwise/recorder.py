@@ -30,11 +30,11 @@ from ..numerics.full_precision import (
 )
 from ..reference import Loss
 from .buffers import Buffers
+from .shared_values import SharedPass, plainly
 
 Leaf = tuple[Tensor, Callable[[Tensor | None], None]]
 """Tensor that the graph begins with, and a receiver of its derivative."""
 _Call = tuple[GradientEdge, Callable[[Tensor | None], None]]
-_NONE_SHARED: Mapping[int, torch.Size] = {}
 # Outputs of all layers for a batch, up to which their derivatives are kept until the pass ends.
 _AT_ONCE = 2**20
 # Size of a tensor whose copy takes less time than a custom function in PyTorch's graph.
@@ -73,7 +73,7 @@ def record(
     buffers: Buffers | None = None,
     begins: Callable[[nn.Module, Tensor], None] = lambda _layer, _output: None,
     leaves: Sequence[Leaf] = (),
-    shared: Mapping[int, torch.Size] = _NONE_SHARED,
+    shared: SharedPass | None = None,
 ) -> None:
     """Runs a batch forward and backward, and hands each call of a layer to `take` when the backward pass reaches it.
 
@@ -90,8 +90,7 @@ def record(
         buffers: passed on in each `Use`.
         begins: receives each layer whose input needs no gradient, with its output.
         leaves: tensors of the graph that `forward` uses beside the inputs, and receivers of their derivatives.
-        shared: by number of the call, the input's shape in calls that are made once for all entries of the batch. Their
-            outputs are expanded to an output per entry, whose derivatives autograd does not add up.
+        shared: values that all entries of the batch share, in this pass; None if there are none.
 
     Raises:
         Unsupported: if a layer's input was changed in place after the call.
@@ -101,18 +100,32 @@ def record(
     numbers = sum(leaf.numel() for leaf, _ in leaves)
     hand_over = _in_float32(take) if reduced() else take
 
+    def of_value(layer: nn.Module, entering: Tensor, version: int, signals: Tensor) -> None:
+        """Hands over a call that is made once for all entries, with the derivatives by its output for each."""
+        if entering._version != version:
+            raise Unsupported(f"the input of layer '{layers[layer]}' must not be changed in place after its call")
+        of_entries = by_entry(plainly(entering).detach(), len(targets))
+        if signals.dim() > 1 and signals.shape[1] == 1 and entering.shape[:1] == (1,):
+            signals = signals.squeeze(1)
+        hand_over(Use(layer, layers[layer], of_entries, signals, None, buffers))
+
     def note(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         nonlocal numbers
-        output = forward(*args, **kwargs)
         if not under_way:  # called by a copy of the layer that was made in the pass
-            return output
+            return forward(*args, **kwargs)
+        if shared is None:
+            output = forward(*args, **kwargs)
+        else:
+            with shared.layer():
+                output = forward(*args, **kwargs)
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         if len(tensors) != 1 or not isinstance(output, Tensor):
             raise Unsupported(f"layer '{layers[layer]}' must map one tensor to one tensor, got {len(tensors)} tensors")
+        if shared is not None:
+            value = shared.of_layer(tensors[0], output, partial(of_value, layer, tensors[0], tensors[0]._version))
+            if value is not None:
+                return value
         entering, version = tensors[0].detach(), tensors[0]._version
-        of_entries = entering
-        if shared and shared.get(len(calls) - len(leaves)) == entering.shape:
-            of_entries, output = (by_entry(values, len(targets)) for values in (entering, output))
         if output._is_view():
             # An in-place change of a view, as by nn.ReLU(inplace=True) after a Linear with sequence dimensions, applies
             # to its base, and the backward pass then no longer uses the view's own node.
@@ -127,7 +140,7 @@ def record(
             if entering._version != version:
                 raise Unsupported(f"the input of layer '{layers[layer]}' must not be changed in place after its call")
             if signals is not None:  # without a graph of its own, as all results of a backward pass
-                hand_over(Use(layer, layers[layer], of_entries, signals, statistics, buffers))
+                hand_over(Use(layer, layers[layer], entering, signals, statistics, buffers))
 
         # The node stays valid if the output is changed in place later. The edge keeps it alive if the model drops the
         # output: a Python `_Begin` node would be freed then up to PyTorch 2.13.
@@ -150,9 +163,14 @@ def record(
         under_way.clear()
         for _, attributes, before in own:
             _restore(attributes, before)
+    if shared is not None:
+        calls = [(get_gradient_edge(copies.leaf), copies.meet) for copies in shared.leaves] + calls
+        numbers += sum(copies.leaf.numel() for copies in shared.leaves)
     if losses.requires_grad and calls:  # else no recorded layer leads to the loss, and all gradients are zero
         with product_precision():
             _backward(losses, calls, at_once=numbers <= _AT_ONCE)
+            if shared is not None:
+                shared.finish()
 
 
 def _in_float32(take: Callable[[Use], None]) -> Callable[[Use], None]:

@@ -18,6 +18,8 @@ from leakbench.defenses.core import (
     cross_entropy,
     per_example_gradients,
 )
+from leakbench.defenses.core.kernels.kernel import Kernel
+from leakbench.defenses.core.kernels.record_uniforms import RecordUniforms
 from leakbench.defenses.core.randomness.record_draws import entries, one_pass, record_keys, uniforms, words
 
 from ....parameters import subtests
@@ -208,3 +210,27 @@ def test_a_model_outside_of_training_draws_as_ever():
         first = nn.Dropout(0.5)(torch.ones(100))
         torch.manual_seed(0)
         assert torch.equal(nn.Dropout(0.5)(torch.ones(100)), first)
+
+
+@subtests(("records", "count"), [(1, 2000), (7, 151), (64, 333)])
+def test_compiled_numbers_are_the_hash_bit_for_bit_and_vmap_gets_them_too(records, count, monkeypatch):
+    keys = record_keys(torch.randn(records, 4))
+    assert RecordUniforms.usable(keys, count)
+    numbers = uniforms(keys, count, 5)
+    mapped = torch.vmap(lambda key: uniforms(key[None], count, 5)[0])(keys)
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordUniforms, "usable", Kernel.usable)
+        expected = uniforms(keys, count, 5)
+    assert torch.equal(numbers, expected) and torch.equal(mapped, expected)
+    assert numbers.min() >= 0 and numbers.max() < 1
+
+
+@subtests("threads", [1, 2, 3])
+def test_compiled_numbers_do_not_depend_on_the_number_of_threads(threads):
+    keys, before = torch.arange(7), torch.get_num_threads()
+    expected = uniforms(keys, 2**16 + 3, 1)
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(uniforms(keys, 2**16 + 3, 1), expected)
+    finally:
+        torch.set_num_threads(before)

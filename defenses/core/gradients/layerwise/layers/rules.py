@@ -99,6 +99,13 @@ def layer_norm(use: Use, layer: nn.LayerNorm, examples: int) -> FactoredGradient
     return {"weight": GradientRows(weight), "bias": GradientRows(bias)}
 
 
+def image_layer_norm(use: Use, layer: nn.LayerNorm, examples: int) -> FactoredGradients:
+    """LayerNorm over the channels of images, with the channels in the second dimension or in the last."""
+    if getattr(layer, "data_format", "channels_first") == "channels_first":
+        use = use._replace(inputs=use.inputs.movedim(1, -1), signals=use.signals.movedim(1, -1))
+    return layer_norm(use, layer, examples)
+
+
 def rms_norm(use: Use, layer: nn.RMSNorm, examples: int) -> FactoredGradients:
     """RMSNorm over the last dimensions, whatever comes before them."""
     normal = F.rms_norm(use.inputs, layer.normalized_shape, None, layer.eps)
@@ -131,6 +138,15 @@ def embedding(use: Use, layer: nn.Embedding, examples: int) -> FactoredGradients
     return {"weight": Lookup(entries, signals, vocabulary=layer.num_embeddings)}
 
 
+def prelu(use: Use, layer: nn.PReLU, examples: int) -> FactoredGradients:
+    """PReLU: the sum of the negative inputs times the derivatives, by channel or over all."""
+    products = use.signals * use.inputs.clamp(max=0)
+    if layer.num_parameters == 1:
+        return {"weight": GradientRows(products.reshape(examples, -1).sum(dim=1, keepdim=True))}
+    by_channel = products.flatten(2).sum(dim=2) if products.dim() > 2 else products
+    return _by_example(examples, weight=by_channel)
+
+
 LayerRule = Callable[..., FactoredGradients]
 """(use, layer, examples) -> the terms of the layer's parameters."""
 
@@ -146,6 +162,7 @@ KNOWN: Mapping[type[nn.Module], LayerRule] = {
     nn.InstanceNorm1d: instance_norm,
     nn.InstanceNorm2d: instance_norm,
     nn.Embedding: embedding,
+    nn.PReLU: prelu,
 }
 
 
@@ -153,6 +170,8 @@ KNOWN: Mapping[type[nn.Module], LayerRule] = {
 _OF_OTHERS: Mapping[tuple[str, str], LayerRule] = {
     ("transformers.pytorch_utils", "Conv1D"): transposed_linear,
     ("timm.layers.norm", "LayerNorm"): layer_norm,
+    ("timm.layers.norm", "LayerNorm2d"): image_layer_norm,
+    ("transformers.models.convnext.modeling_convnext", "ConvNextLayerNorm"): image_layer_norm,
 }
 
 

@@ -8,8 +8,6 @@ from torch import nn
 
 from leakbench.defenses.core import Block, Engine, Everything, Layout, StepPlan, clip, clipped_sums, cross_entropy
 from leakbench.defenses.core.gradients.choose import choose
-from leakbench.defenses.core.gradients.engines.one_by_one import OneByOne
-from leakbench.defenses.core.gradients.engines.torch_func import TorchFunc
 from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
 from leakbench.defenses.core.gradients.layerwise.layers.opened.model import projections_of
 
@@ -110,23 +108,57 @@ def test_dropout_of_attention_is_drawn_for_each_record(weights, batch_first):
     assert float((whole - less).norm()) <= 0.05 * (1 + 1e-5)
 
 
-@subtests("settings", [{"kdim": 4, "vdim": 4}, {"add_bias_kv": True}])
-def test_attention_with_other_parameters_goes_by_the_reference(settings):
-    model = Attending("key", "value", batch_first=True, **settings) if "kdim" not in settings else OtherWidths()
-    made = synthetic(model, (LENGTH, WIDTH), 4)
-    choice = choose("auto", model, cross_entropy, Layout.of(model), made.inputs, made.targets)
-    assert type(choice.engine) in (TorchFunc, OneByOne)
-    assert "no known layer holds the parameter 'attention." in choice.note
-
-
 class OtherWidths(nn.Module):
-    def __init__(self) -> None:
+    """Attention whose keys, and values where they have a width of their own, are parts of the inputs."""
+
+    def __init__(self, **settings) -> None:
         super().__init__()
-        self.attention = nn.MultiheadAttention(WIDTH, 2, kdim=4, vdim=4, batch_first=True)
-        self.out = nn.Linear(WIDTH, CLASSES)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, kdim=4, **settings)
+        self.into, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
 
     def forward(self, inputs):
-        return self.out(self.attention(inputs, inputs[..., :4], inputs[..., :4])[0].mean(dim=1))
+        first = self.attention.batch_first
+        query = torch.tanh(self.into(inputs))
+        query = query if first else query.transpose(0, 1)
+        key = query[..., :4]
+        value = key if self.attention.vdim == 4 else query
+        return self.out(self.attention(query, key, value)[0].mean(dim=1 if first else 0))
+
+
+OTHERS = {
+    "other_widths": lambda: OtherWidths(vdim=4, batch_first=True),
+    "other_widths_batch_second": lambda: OtherWidths(vdim=4),
+    "other_keys": lambda: OtherWidths(batch_first=True),
+    "learned_keys": lambda: Attending(batch_first=True, add_bias_kv=True),
+    "learned_keys_batch_second": lambda: Attending(add_bias_kv=True, weights=True),
+    "all_of_it": lambda: OtherWidths(vdim=4, add_bias_kv=True, add_zero_attn=True),
+}
+
+
+@pytest.mark.parametrize("name", list(OTHERS))
+def test_parameters_added_by_functions_have_the_rows_and_sums_of_a_loop(name):
+    for examples in (1, LENGTH, 7):
+        torch.manual_seed(0)
+        made = synthetic(OTHERS[name](), (LENGTH, WIDTH), examples)
+        rows, before = by_loop(made), snapshot(made.model)
+        choice = choose("auto", made.model, cross_entropy, Layout.of(made.model), made.inputs, made.targets)
+        assert choice.note.startswith("layerwise (expanded: no known layer holds the parameter 'attention.")
+        assert_same_rows(choice.engine.rows(made.inputs, made.targets), rows)
+        assert snapshot(made.model) == before
+        if examples > 1:
+            for plan_name, plan in plans(rows).items():
+                if plan_name != "difference":
+                    expected = clipped_sums(plan, [lambda _point, rows=rows: rows], rows)
+                    sums = choice.engine.sums(plan, made.inputs, made.targets)
+                    for computed, wanted in zip(sums, expected, strict=True):
+                        assert float((computed - wanted).abs().max()) <= 1e-11 * float(wanted.abs().max()), plan_name
+
+
+def test_keys_of_another_width_without_biases_are_linear_layers_alone():
+    torch.manual_seed(0)
+    made = synthetic(OtherWidths(vdim=4, bias=False), (LENGTH, WIDTH), 4)
+    engine = Layerwise(made.model, cross_entropy, Layout.of(made.model))
+    assert_same_rows(engine.rows(made.inputs, made.targets), by_loop(made))
 
 
 def test_projections_read_the_parameters_that_the_module_has_now():

@@ -35,9 +35,9 @@ from .duties import by_loop
 
 FALLS_BACK = {
     "batch_second": "no layerwise: layer 'inner' must have the batch as its first dimension",
-    "prelu": "no layerwise: no known layer holds the parameter '1.weight', which is one of a PReLU",
-    "tied_by_function": "no layerwise: differs from the reference by",
-    "weight_used_by_function": "no layerwise: differs from the reference by",
+    "conv3d": "no layerwise: no known layer holds the parameter '0.weight', which is one of a Conv3d, and copies for "
+    "each example cannot take its place in conv3d",
+    "conv_transpose2d": "copies for each example cannot take its place in conv_transpose2d",
 }
 
 

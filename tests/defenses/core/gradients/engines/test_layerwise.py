@@ -55,7 +55,6 @@ UNKNOWN = {
     "conv_transpose2d": "is one of a ConvTranspose2d",
     "bare_scale": "is one of a Scale",
     "bare_shift_at_top": "no known layer holds the parameter 'shift'",
-    "prelu": "is one of a PReLU",
     "bare_positions": "no known layer holds the parameter 'places'",
 }
 # What the layers alone do not show; the check in float64 finds it, see test_choose.py.

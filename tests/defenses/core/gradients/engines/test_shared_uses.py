@@ -20,7 +20,7 @@ from .architectures import problem
 from .duties import assert_same_rows, by_loop, snapshot
 from .modules import CLASSES, Problem, synthetic
 from .test_layerwise import PLANS, plans
-from .transformers import LENGTH, Picture, Reshaped, RootMeanSquare, Text
+from .transformers import LENGTH, Kernel, Picture, RootMeanSquare, Text
 
 SHARED = {
     "positions_of_a_batch_of_one": ((LENGTH,), Text),
@@ -113,16 +113,16 @@ def test_copies_of_a_parameter_are_aligned_with_the_other_dimensions(examples, s
 
 def test_a_parameter_that_copies_cannot_stand_for_goes_by_the_reference_and_the_record_says_why():
     torch.manual_seed(0)
-    made = synthetic(Reshaped(), (6,), 4)
+    made = synthetic(Kernel(), (6, 5), 7)
     arguments = (made.model, cross_entropy, Layout.of(made.model), made.inputs, made.targets)
     choice = choose("auto", *arguments)
     assert type(choice.engine) is TorchFunc
-    assert choice.note.startswith("torch.func (no layerwise: no known layer holds the parameter 'scale', which is one")
-    with pytest.raises(
-        ValueError, match="engine 'layerwise' cannot run this model: no known layer holds the parameter"
-    ):
+    sentence = "no known layer holds the parameter 'kernel', which is one of a Kernel, and copies for each example "
+    sentence += "cannot take its place in conv1d"
+    assert choice.note == f"torch.func (no layerwise: {sentence})"
+    with pytest.raises(ValueError, match=f"engine 'layerwise' cannot run this model: {sentence}"):
         choose("layerwise", *arguments)
-    with pytest.raises(Unsupported, match=r"'scale', .*, and copies for each example cannot take its place") as caught:
+    with pytest.raises(Unsupported, match=sentence) as caught:
         Expanded.informed(made.model, cross_entropy, Layout.of(made.model), batch_of(made))
     assert "\n" not in str(caught.value)
 

@@ -3,6 +3,7 @@
 Texts are a tensor, or a dictionary with the mask as a tokenizer returns it; losses are of texts or of tokens.
 """
 
+import warnings
 from collections.abc import Mapping
 from functools import partial
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from leakbench.defenses.core import (
     Block,
+    Engine,
     Everything,
     InputTensors,
     Layout,
@@ -87,17 +89,72 @@ def test_texts(name, masked):
     check(model, inputs, "layerwise (branches fixed: " if masked or name == "GPT2" else "layerwise (expanded: ")
 
 
-def test_images_of_transformers():
+WINDOWS = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2]}
+IMAGES = {
+    "ViT": {"image_size": 16, "patch_size": 8, **SIZES},
+    "Beit": {"image_size": 16, "patch_size": 8, "use_relative_position_bias": True, **SIZES},
+    "Swin": {**WINDOWS, "window_size": 2},
+    "Swinv2": {**WINDOWS, "window_size": 4},
+    "ConvNext": {"image_size": 16, "patch_size": 2, "hidden_sizes": [8, 12, 16, 20], "depths": [1, 1, 1, 1]},
+}
+
+
+@pytest.mark.parametrize("name", list(IMAGES))
+def test_images_of_transformers(name):
     torch.manual_seed(0)
-    model = Scores(of_transformers("ViT", "Image", {"image_size": 8, "patch_size": 4, **SIZES}))
-    check(model, torch.randn(5, 3, 8, 8), "layerwise (expanded: no known layer holds the parameter")
+    model = Scores(of_transformers(name, "Image", IMAGES[name]))
+    check(model, torch.randn(5, 3, 16, 16), "layerwise (expanded: no known layer holds the parameter")
 
 
-def test_images_of_timm():
+OF_TIMM = {
+    "vit_tiny_patch16_224": {"img_size": 16, "patch_size": 8, "depth": 1, "embed_dim": 16, "num_heads": 2},
+    "convnext_atto": {"depths": (1, 1, 1, 1), "dims": (8, 12, 16, 20)},
+    "swin_tiny_patch4_window7_224": {
+        **{"img_size": 16, "patch_size": 2, "window_size": 2, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 2)}
+    },
+}
+
+
+@pytest.mark.parametrize("name", list(OF_TIMM))
+def test_images_of_timm(name):
     timm = pytest.importorskip("timm", reason="timm is no dependency of leakbench")
     torch.manual_seed(0)
-    settings = {"img_size": 8, "patch_size": 4, "num_classes": CLASSES, "depth": 1, "embed_dim": 16, "num_heads": 2}
-    check(timm.create_model("vit_tiny_patch16_224", **settings), torch.randn(5, 3, 8, 8), "layerwise (expanded: ")
+    size = 32 if "convnext" in name else 16
+    model = timm.create_model(name, num_classes=CLASSES, **OF_TIMM[name])
+    check(model, torch.randn(5, 3, size, size), "layerwise (expanded: no known layer holds the parameter")
+
+
+ADAPTED = {
+    "Bert": ["query", "value"],
+    "DistilBert": ["q_lin", "v_lin"],
+    "GPT2": ["c_attn"],
+    "Llama": ["q_proj", "v_proj"],
+    "Qwen2": ["q_proj", "v_proj"],
+    "ViT": ["q_proj", "v_proj"],
+    "Swin": "all-linear",
+}
+
+
+@pytest.mark.parametrize("name", list(ADAPTED))
+def test_low_rank_adapters_have_the_gradients_of_a_loop_and_dropout_by_record(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of peft about names of transformers
+        peft = pytest.importorskip("peft", reason="peft is no dependency of leakbench")
+        torch.manual_seed(0)
+        image = name in IMAGES
+        inner = of_transformers(name, *(("Image", IMAGES[name]) if image else ("Sequence", CONFIGURATIONS[name])))
+        settings = {"modules_to_save": ["classifier"]} if image else {"task_type": "SEQ_CLS"}
+        settings |= {"fan_in_fan_out": True} if name == "GPT2" else {}
+        adapters = peft.LoraConfig(r=2, lora_dropout=0.3, target_modules=ADAPTED[name], **settings)
+        model = Scores(peft.get_peft_model(inner, adapters))
+    inputs = torch.randn(5, 3, 16, 16) if image else torch.randint(1, WORDS, (5, LENGTH))
+    targets = torch.arange(5) % CLASSES
+    plan = StepPlan(Block(codec=Everything(Layout.of(model).dim), bound=clip(0.01)))
+    ours, alone = Engine(model.train()), Engine(model, engine="one_by_one")
+    total, wanted = (engine.run(plan.at(0.0), inputs, targets, seed=3).total for engine in (ours, alone))
+    assert ours.name.startswith("layerwise (branches fixed: " if name == "GPT2" else "layerwise")
+    torch.testing.assert_close(total, wanted, rtol=1e-3, atol=1e-6)
+    check(model, inputs, ours.name)
 
 
 def batch(count: int, *, types: bool = False) -> InputTensors:

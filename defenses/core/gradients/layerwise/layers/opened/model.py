@@ -47,8 +47,7 @@ class OpenedModel(ModelFunction):
 
 def _forward_of(module: nn.Module, layers: tuple[Projection, ...]) -> Callable[..., Any]:
     if isinstance(module, nn.MultiheadAttention):
-        into, out = layers
-        return attention.forward_of(module, into, out)
+        return attention.forward_of(module, *layers)
     return recurrent.FORWARDS[type(module)](module, layers)
 
 
