@@ -224,6 +224,16 @@ class SharedPass:
             raise Unsupported(f"a model must call {len(self._meetings)} functions of its parameters, as in its check")
         return self._meetings[number]
 
+    def by_entry(self, value: SharedValue) -> Tensor:
+        """Returns a value's copies for each entry in the place of its first dimension.
+
+        Raises:
+            Unsupported: if that dimension is not of size 1.
+        """
+        if value.shape[:1] != (1,):
+            raise Unsupported(f"a value that the batch shares must have a first dimension of 1, got {[*value.shape]}")
+        return self._copied(value).squeeze(1)
+
     def _copied(self, value: SharedValue) -> Tensor:
         """Returns a value's copies [entries, *shape], a leaf of the batch's graph."""
         if value._copies is None:

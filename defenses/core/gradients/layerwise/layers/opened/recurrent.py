@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from ....checks.synthetic_examples import tensors_of
 from ....engines.interface import Unsupported
+from ...shared_values import SharedValue
 from .projection import Projection, with_globals
 from .recurrence import Differentiated, UnrolledLayer, Weights
 from .units import GRURun, LSTMRun, ReLURun, TanhRun
@@ -85,8 +86,8 @@ class _Direction(NamedTuple):
         reverse: bool,
     ) -> tuple[Float[Tensor, "t rows state"], Tensor, Tensor | None]:
         """Returns the states after each step, the last state and the last cell state."""
-        products = self.into(values)
-        # Inputs that the batch shares have products for each entry by now (`shared_uses.py`).
+        # Sequences that the batch shares are run for each entry (`shared_values.py`).
+        products, values = _by_entry(self.into(values)), _by_entry(values)
         values, first = (each.expand(len(products), *each.shape[1:]) for each in (values, first))
         first_cell = None if first_cell is None else first_cell.expand(len(products), -1)
         # Modes that replace random functions would see each of the many calls, none of which draws.
@@ -99,9 +100,14 @@ class _Direction(NamedTuple):
                 None if states is None else states.transpose(0, 1).contiguous()
                 for states in (run.before, run.unprojected)
             )
-        of_states, projected = hidden(before), None if out is None else out(unprojected)
+        of_states = _by_entry(hidden(before))  # states of a single entry have the shape of shared ones
+        projected = None if out is None else _by_entry(out(unprojected))
         states, last_cell = Differentiated.apply(run, values, products, of_states, projected, first, first_cell)
         return states, states[0 if reverse else -1], last_cell
+
+
+def _by_entry(values: Tensor) -> Tensor:
+    return values._owner.by_entry(values) if isinstance(values, SharedValue) else values
 
 
 def _forward(module: nn.RNNBase, layers: Sequence[Projection]) -> Callable[..., Any]:
