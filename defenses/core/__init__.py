@@ -11,6 +11,17 @@ from leakbench.lazy_names import lazy_names
 if TYPE_CHECKING:
     from leakbench.malloc import give_memory_back, keep_freed_memory
 
+    from .federated.client import own_noise, own_sampler_key
+    from .federated.messages import LargestEntries, Message, Messages, Reachable, from_arrays, share_outside, to_arrays
+    from .federated.method import Federated
+    from .federated.private_average import PrivateAverage
+    from .federated.reach import reach
+    from .federated.round import Reply, Round
+    from .federated.rounds import federate
+    from .federated.rules import Average, ClientRule, Follow, ServerRule, weighted_mean
+    from .federated.run import FederatedRun, RoundRecord
+    from .federated.schedule import Federation, RoundSchedule
+    from .federated.server_view import UnknownToServer, blind
     from .gradients.augmentation import Augmentation, CropAndFlip, RecordSchedule, Views
     from .gradients.checks.batch_norm import group_norm_instead, refuse_batch_norm
     from .gradients.checks.synthetic_examples import Domain, Domains, tensors_of
@@ -100,6 +111,7 @@ __all__ = [
     "Adapted",
     "Adaptive",
     "Augmentation",
+    "Average",
     "Banded",
     "BandedInverse",
     "Bases",
@@ -108,6 +120,7 @@ __all__ = [
     "BoundKind",
     "Buffered",
     "Claim",
+    "ClientRule",
     "Codec",
     "Complement",
     "ConcatenatedCodec",
@@ -124,7 +137,11 @@ __all__ = [
     "Everything",
     "Execution",
     "FeatureStatistics",
+    "Federated",
+    "FederatedRun",
+    "Federation",
     "FixedBoundKind",
+    "Follow",
     "Gradient",
     "GradientAhead",
     "GradientDifference",
@@ -132,12 +149,15 @@ __all__ = [
     "Identity",
     "ImplicitSubspace",
     "Keep",
+    "LargestEntries",
     "Layout",
     "Ledger",
     "Loss",
     "LossChange",
     "Masked",
     "MembershipLimit",
+    "Message",
+    "Messages",
     "Meter",
     "Method",
     "Noise",
@@ -147,6 +167,7 @@ __all__ = [
     "Offset",
     "OngoingRun",
     "Post",
+    "PrivateAverage",
     "Project",
     "Projected",
     "PublicGradients",
@@ -156,17 +177,23 @@ __all__ = [
     "RandomKind",
     "RandomMasks",
     "RandomSubspace",
+    "Reachable",
     "Recipe",
     "RecordSchedule",
     "Recording",
     "Release",
     "Remembered",
+    "Reply",
     "Rescale",
+    "Round",
+    "RoundRecord",
+    "RoundSchedule",
     "Rows",
     "Run",
     "Sampling",
     "Scaled",
     "Scope",
+    "ServerRule",
     "SpanCodec",
     "Sparse",
     "StackError",
@@ -187,11 +214,13 @@ __all__ = [
     "Transcript",
     "Tree",
     "Trial",
+    "UnknownToServer",
     "Views",
     "Whole",
     "adapted",
     "adaptive_weight",
     "assumptions",
+    "blind",
     "bounded",
     "calibrate",
     "checked_multiplier",
@@ -204,8 +233,10 @@ __all__ = [
     "displacement_std",
     "drop_in_each",
     "drop_overall",
+    "federate",
     "fixed",
     "floor_of",
+    "from_arrays",
     "from_generator",
     "from_os",
     "full",
@@ -221,12 +252,15 @@ __all__ = [
     "noise_within",
     "normalize",
     "outputs",
+    "own_noise",
+    "own_sampler_key",
     "partition",
     "per_example_gradients",
     "poisson",
     "predict",
     "predicted",
     "random_allocation",
+    "reach",
     "refuse_batch_norm",
     "refuse_count",
     "refuse_fraction",
@@ -239,17 +273,20 @@ __all__ = [
     "secure",
     "seed_from",
     "seeded",
+    "share_outside",
     "shuffle",
     "spread",
     "standardised",
     "sums_are_alike",
     "tensors_of",
+    "to_arrays",
     "train",
     "train_stacked",
     "truncated_poisson",
     "unbounded",
     "unverified",
     "velocity_std",
+    "weighted_mean",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -6,6 +6,7 @@ public randomness, so it costs no privacy. It is used for `interval` steps and t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
@@ -58,11 +59,34 @@ class Subspaces(Protocol):
 
 
 class SubspaceMemory:
-    """Cache of the last step's codec, together with a basis that it may have formed."""
+    """Cache of the last step's codec, together with a basis that it may have formed, and of the last batch's bases."""
 
     def __init__(self) -> None:
         """Starts empty."""
         self._last: tuple[tuple[Remembered, ...], Subspace] | None = None
+        self._of_batch: tuple[Callable[[], object], tuple[object, ...], tuple[Remembered, ...]] | None = None
+
+    def bases(
+        self, batch: GradientBatch, key: tuple[object, ...], form: Callable[[], tuple[Remembered, ...]]
+    ) -> tuple[Remembered, ...]:
+        """Returns the bases of a batch: those of the last call, if the batch is the same object.
+
+        In federated training, all clients of a round share a batch.
+
+        Args:
+            batch: public gradients.
+            key: everything else that the bases depend on.
+            form: computes them.
+        """
+        last = self._of_batch
+        if last is not None and last[0]() is batch and last[1] == key:
+            return last[2]
+        bases = form()
+        try:
+            self._of_batch = weakref.ref(batch), key, bases
+        except TypeError:  # a batch of a type without weak references
+            self._of_batch = None
+        return bases
 
     def subspace(self, bases: tuple[Remembered, ...], spans: tuple[tuple[int, int], ...], dim: int) -> Subspace:
         """Returns the codec of these bases: the cached codec, if the bases are the same objects as in the last call."""
@@ -125,11 +149,15 @@ class PublicSubspace:
             block = context.step // self.interval if self.auxiliary == "independent" else None
             batch = context.public_batch(size, block=block)
             most = min(self.rank, size)
-            bases = tuple(
-                # Short tensors are kept whole: public gradients may span less, as those of a softmax's biases, whose
-                # entries sum to zero.
-                torch.eye(b - a, device=context.device) if b - a <= most else _directions(batch, a, b, most)
-                for a, b in spans
+            bases = self._memory.bases(
+                batch,
+                (spans, most, context.device),
+                lambda: tuple(
+                    # Short tensors are kept whole: public gradients may span less, as those of a softmax's biases,
+                    # whose entries sum to zero.
+                    torch.eye(b - a, device=context.device) if b - a <= most else _directions(batch, a, b, most)
+                    for a, b in spans
+                ),
             )
         return bases, self._memory.subspace(bases, spans, context.dim), remarks
 
