@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from .federated.client import own_noise, own_sampler_key
     from .federated.messages import LargestEntries, Message, Messages, Reachable, from_arrays, share_outside, to_arrays
     from .federated.method import Federated
+    from .federated.prediction import calibrate_federated, predict_federated
     from .federated.private_average import PrivateAverage
     from .federated.reach import reach
     from .federated.round import Reply, Round
     from .federated.rounds import federate
     from .federated.rules import Average, ClientRule, Follow, ServerRule, weighted_mean
     from .federated.run import FederatedRun, RoundRecord
-    from .federated.schedule import Federation, RoundSchedule
+    from .federated.schedule import Federation, RoundSchedule, draw_schedule
     from .federated.server_view import UnknownToServer, blind
     from .gradients.augmentation import Augmentation, CropAndFlip, RecordSchedule, Views
     from .gradients.checks.batch_norm import group_norm_instead, refuse_batch_norm
@@ -223,6 +224,7 @@ __all__ = [
     "blind",
     "bounded",
     "calibrate",
+    "calibrate_federated",
     "checked_multiplier",
     "clip",
     "clipped_sums",
@@ -231,6 +233,7 @@ __all__ = [
     "cyclic",
     "dealt",
     "displacement_std",
+    "draw_schedule",
     "drop_in_each",
     "drop_overall",
     "federate",
@@ -258,6 +261,7 @@ __all__ = [
     "per_example_gradients",
     "poisson",
     "predict",
+    "predict_federated",
     "predicted",
     "random_allocation",
     "reach",

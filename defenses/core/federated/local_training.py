@@ -51,7 +51,16 @@ class LocalResult:
 
 
 class LocalTrainer:
-    """The network and the engine on which all clients train, one after another."""
+    """The network and the engine on which all clients train, one after another.
+
+    Attributes:
+        network: the network.
+        engine: of that network.
+        parameters: its trained parameters.
+        step: number of the current local step.
+        round: current round; None before the first.
+        round_at_global_model: round whose global model the network has; None after a local step has moved it.
+    """
 
     def __init__(
         self, network: nn.Module, engine: Engine, rule: ClientRule, *, recipe: Recipe, lr: float, steps: int, seed: int
@@ -70,10 +79,9 @@ class LocalTrainer:
         self.network, self.engine, self._rule, self._recipe, self._seed = network, engine, rule, recipe, seed
         self._lr, self._steps = lr, steps
         self.parameters = [p for p in network.parameters() if p.requires_grad]
-        self.step, self.round_at_global_model = 0, None
-
-    round_at_global_model: int | None
-    """Round whose global model the network has; None after a local step has moved it."""
+        self.step = 0
+        self.round: Round | None = None
+        self.round_at_global_model: int | None = None
 
     def rates(self, first: int, count: int) -> tuple[float, ...]:
         """Returns the learning rates of consecutive local steps."""

@@ -20,7 +20,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..plan.codec import Coordinates, Everything, Subspace, marked
+from ..plan.codec import Codec, Coordinates, Everything, Subspace, marked
+from ..plan.defense import Context
+from ..plan.families.public_subspaces import PublicSubspace
 from ..plan.refusals import refuse_unknown
 from .reach import reach_of, same
 from .round import Round
@@ -149,6 +151,10 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> Message:
 class Messages(Protocol):
     """Codec of a method's messages."""
 
+    def prepare(self, context: Context) -> Codec | None:
+        """Returns a codec that all parties compute themselves at the global model, or None."""
+        ...
+
     def encode(self, delta: Float[Tensor, " dim"], round: Round) -> Message:
         """Returns the client's message; `round.plans` are the plans that it executed."""
         ...
@@ -172,6 +178,9 @@ class Reachable:
     def __post_init__(self) -> None:
         refuse_unknown("outside", self.outside, ("dense", "refuse"))
 
+    def prepare(self, context: Context) -> None:
+        """Returns None: the plans decide."""
+
     def encode(self, delta: Float[Tensor, " dim"], round: Round) -> Message:
         """Returns the shortest message that holds the displacement.
 
@@ -182,7 +191,7 @@ class Reachable:
         foreseen = None if round.foreseen is None else reach_of(round.foreseen)
         public = foreseen is not None and same(movable, foreseen)
         if isinstance(movable, Coordinates):
-            if round.spanned or not bool(_without(delta, movable).any()):
+            if not bool(_without(delta, movable).any()):
                 return at_coordinates(delta, movable.kept, public=public)
             return self._instead(delta, "it moves coordinates that the plans do not release")
         if isinstance(movable, Subspace):
@@ -229,6 +238,9 @@ class LargestEntries:
         if not 0 <= self.sparsity < 1:
             raise ValueError(f"sparsity must be in [0, 1), got {self.sparsity}")
 
+    def prepare(self, context: Context) -> None:
+        """Returns None: positions are sent."""
+
     def encode(self, delta: Float[Tensor, " dim"], round: Round) -> Message:
         """Returns the ceil((1 - sparsity) dim) entries of largest absolute value; all of them at sparsity 0."""
         if not self.sparsity:
@@ -249,3 +261,32 @@ def kept_count(dim: int, sparsity: float) -> int:
 def with_extras(message: Message, extras: Mapping[str, Tensor]) -> Message:
     """Returns the message with further tensors, flattened."""
     return replace(message, extras={name: part.reshape(-1) for name, part in extras.items()}) if extras else message
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicCoefficients:
+    """Messages of coefficients along public directions, whatever the local steps moved; the rest is lost.
+
+    Attributes:
+        subspace: source of the directions at the global model of a round.
+    """
+
+    subspace: PublicSubspace
+
+    def prepare(self, context: Context) -> Subspace:
+        """Returns the subspace of public gradients at the global model."""
+        return self.subspace.at(None, context)[1]
+
+    def encode(self, delta: Float[Tensor, " dim"], round: Round) -> Message:
+        """Returns the coefficients."""
+        return coefficients(delta, _prepared(round))
+
+    def decode(self, message: Message, round: Round) -> Float[Tensor, " dim"]:
+        """Returns the combination of directions."""
+        return decoded(message, round.context.dim, _prepared(round))
+
+
+def _prepared(round: Round) -> Subspace:
+    if not isinstance(round.codec, Subspace):
+        raise ValueError(f"round must have a prepared subspace, got {type(round.codec).__name__}")
+    return round.codec

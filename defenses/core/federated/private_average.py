@@ -8,8 +8,8 @@ Guarantee:
     Unit: a client with all its data. The server is trusted: it sees every update without noise. Participation `poisson`
     with a secret key: add/remove, a Poisson-subsampled Gaussian a round. `fixed`: zero-out, a Gaussian for each of a
     client's rounds; neither add/remove nor replacement is claimed, for then a client displaces another. `partition`:
-    zero-out, as in central training. Sums are divided by participation x clients, a public constant, never by the replies. A
-    missing or non-finite update is a zero row.
+    zero-out, as in central training. Sums are divided by participation x clients, a public constant, never by the
+    replies. A missing or non-finite update is a zero row.
 """
 
 from __future__ import annotations
@@ -87,9 +87,7 @@ class PrivateServer:
         self.stepper.start()
         _, plan = defense.plan(copy.deepcopy(self.stepper.state), self.stepper.context)
         if plan.trial is not None or plan.start_at is not None:
-            raise ValueError(
-                f"'{defense.name}' cannot average clients: a round has no trial and no other start"
-            )
+            raise ValueError(f"'{defense.name}' cannot average clients: a round has no trial and no other start")
         if plan.correlated is not None and own_rounds:
             raise ValueError(
                 f"'{defense.name}' has noise that is correlated over rounds, so participants must be 'partition', got "
@@ -150,6 +148,7 @@ def context_of_server(context: Context, *, rounds: int, sampling: Sampling, clie
         steps_per_epoch=sampling.steps_per_epoch,
         expected_batch=clients,
         one_off=None,
+        round_steps=1,
     )
 
 

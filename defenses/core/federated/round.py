@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..plan.codec import Codec
 from ..plan.defense import Context, StepPlan
 
 
@@ -25,6 +26,7 @@ class Round:
         foreseen: plans of the local steps that follow from public values alone; None if they follow from releases of a
             client.
         spanned: whether optimizer and client rule leave the parameters in the span of the plans' updates.
+        codec: codec that the messages have prepared at the global model; None for none.
         plans: plans that the client has executed; empty at the server.
     """
 
@@ -36,6 +38,7 @@ class Round:
     broadcast: Mapping[str, Tensor] = field(default_factory=dict)
     foreseen: tuple[StepPlan, ...] | None = None
     spanned: bool = True
+    codec: Codec | None = None
     plans: tuple[StepPlan, ...] = ()
 
     @property

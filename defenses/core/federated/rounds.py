@@ -12,42 +12,29 @@ Guarantee:
 
 from __future__ import annotations
 
-import copy
-import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..gradients.augmentation import draws, global_draws
-from ..gradients.checks.batch_norm import into_training_mode
-from ..gradients.checks.model_checks import Untrained
-from ..gradients.checks.synthetic_examples import Domains
-from ..gradients.executor import Engine, Release, release_rows
-from ..gradients.power_iteration import buffers_of_power_iterations
-from ..plan.defense import Context, NoisyPlan, State
-from ..plan.public_data import GradientBatch, PublicGradients, refuse_shared
-from ..privacy.ledger import Ledger
-from ..privacy.sampling import Sampling, fixed
+from ..gradients.augmentation import global_draws
+from ..gradients.executor import Release, release_rows
+from ..plan.defense import NoisyPlan
+from ..privacy.sampling import Sampling
 from ..randomness.keys import global_generators
-from ..randomness.noise import NoiseSource
-from ..training.assumptions import unverified
-from ..training.labelled import LabelledData, as_tensors, fitting
+from ..training.labelled import LabelledData
 from ..training.settings import Execution, Recipe
-from ..training.step import Account, Stepper
-from .client import Client, own_noise, own_sampler_key
-from .local_training import LocalResult, LocalTrainer
+from ..training.step import Stepper
+from .client import Client
+from .local_training import LocalResult
 from .messages import Message, with_extras
 from .method import Federated
-from .private_average import PrivateAverage, PrivateServer, context_of_server, stacked
-from .public_pool import SharedPublic
+from .private_average import PrivateAverage, stacked
 from .round import Reply, Round
 from .run import FederatedRun, RoundRecord
-from .schedule import Federation, RoundSchedule, drawn
-from .server_view import ForeseenPlans
+from .schedule import Federation, RoundSchedule
+from .setup import FederatedSettings, FederatedSetup
 
 
 def federate(
@@ -112,63 +99,13 @@ def federate(
     return OngoingFederation(model, shards, public, settings).run()
 
 
-@dataclass(frozen=True, kw_only=True)
-class FederatedSettings:
-    """The arguments of `federate` with defaults filled in; keys that are not given stay None."""
-
-    method: Federated
-    federation: Federation
-    sampling: Sampling
-    lr: float
-    seed: int | None
-    key: int | None = field(repr=False)
-    exact: bool
-    schedule: RoundSchedule | None
-    recipe: Recipe
-    execution: Execution
-    keep_messages: bool
-    progress: Callable[[int, int], None] | None
-
-    def __post_init__(self) -> None:
-        recipe, federation, place = self.recipe, self.federation, self.method.noise_place
-        if recipe.average is not None or recipe.statistics is not None:
-            raise ValueError("recipe of a federated run must have no average and no statistics of features, got one")
-        if federation.weights == "size" and place == "server":
-            raise ValueError(
-                "weights must be 'uniform' for a private average, got 'size': the sensitivity is that of equal weights"
-            )
-        if place != "local steps" and self.method.rule.releases(1):
-            raise ValueError("a client rule with releases of its own must have noise in the local steps as well")
-        if self.exact and self.execution.engine not in ("auto", "one_by_one"):
-            raise ValueError(f"engine must be 'auto' or 'one_by_one' with exact noise, got '{self.execution.engine}'")
-        self.method.rule.check(recipe)
-
-
-@dataclass
-class FederationState:
-    """State of the loop between two rounds: all that a resumed run would have to restore.
+class OngoingFederation:
+    """A federated run in progress.
 
     Attributes:
-        round: number of the next round.
-        parameters: global model [dim].
-        server: state of the server's rule.
-        clients: clients with data, by number: keys, noise, accounts and states.
-        private: server with a private average; None for others.
-        foreseen: the server's own planning.
-        records: rounds so far.
+        setup: what does not change from round to round.
+        state: everything that does.
     """
-
-    round: int
-    parameters: Float[Tensor, " dim"]
-    server: State
-    clients: dict[int, Client]
-    private: PrivateServer | None
-    foreseen: ForeseenPlans
-    records: list[RoundRecord] = field(default_factory=list)
-
-
-class OngoingFederation:
-    """A federated run in progress."""
 
     def __init__(
         self,
@@ -178,182 +115,9 @@ class OngoingFederation:
         settings: FederatedSettings,
     ) -> None:
         """Refuses invalid models, data and settings; nothing is released yet."""
-        s = self.settings = settings
-        s.method.check(len(shards))
-        self.model, self._rule = model, s.method.rule
-        if buffers_of_power_iterations(model):
-            raise ValueError("a federated model must have no spectral norm: its vectors would depend on client order")
-        data = self._read(model, shards)
-        populated = [number for number, shard in enumerate(data) if shard is not None]
-        self.empty = tuple(number for number, shard in enumerate(data) if shard is None)
-        if not populated:
-            raise ValueError(f"at least one client must have data, got none of {len(shards)}")
-        if not model.training:
-            into_training_mode(model)
-        self.seed = secrets.randbits(63) if s.seed is None else s.seed
-        self.key = secrets.randbits(256) if s.key is None else s.key
-        self.kind: NoiseSource = "secure" if s.exact else "os" if s.key is None else "seeded"
-        unit_key = own_sampler_key(self.key, "server") if s.method.unit == "client" else self.seed
-        self.schedule = s.schedule or drawn(s.federation, populated, seed=self.seed, key=unit_key)
-        self.schedule.check(s.federation, populated)
-        sizes = [0 if shard is None else s.recipe.nominal_size or len(shard[0]) for shard in data]
-        samplings = s.federation.samplings(s.sampling, sizes)
-        divisors = [s.recipe.divisor(one, size) if size else 0.0 for one, size in zip(samplings, sizes, strict=True)]
-        self.network, loss = self._rule.network(model, s.recipe.loss)
-        self.engine = Engine(
-            self.network,
-            loss=loss,
-            microbatch=s.execution.microbatch,
-            memory_budget=s.execution.memory_budget,
-            precision=s.execution.precision,
-            engine=s.execution.engine,
-            augmentation=s.recipe.augmentation,
-            expected_batch=max(divisors),
-            domains=Domains(s.recipe.input_domain, s.recipe.target_domain),
-            unchecked=s.execution.unchecked,
-        )
-        steps = {"steps": s.federation.steps, "seed": self.seed}
-        self.trainer = LocalTrainer(self.network, self.engine, self._rule, recipe=s.recipe, lr=s.lr, **steps)
-        self.untrained = Untrained(self.network)
-        self._round: Round | None = None
-        self.public = self._pool(public, data)
-        self._base = self._context(next(shard for shard in data if shard is not None)[0])
-        self.state = self._started(data, populated, sizes, samplings, divisors)
-
-    def _read(self, model: nn.Module, shards: Sequence[LabelledData | None]) -> list[tuple[Tensor, Tensor] | None]:
-        """Returns every client's tensors; None for a client without data."""
-        device, loss = self.settings.execution.device, self.settings.recipe.loss
-        data: list[tuple[Tensor, Tensor] | None] = []
-        for number, shard in enumerate(shards):
-            if shard is None or _is_empty(shard):
-                data.append(None)
-                continue
-            argument = f"shard {number}"
-            inputs, labels = as_tensors(shard, argument, device)
-            model.to(inputs.device)
-            data.append(fitting(inputs, labels, model, loss, argument))
-        return data
-
-    def _pool(self, public: LabelledData | None, data: Sequence[tuple[Tensor, Tensor] | None]) -> SharedPublic | None:
-        """Returns the public pool, after it was compared with every client's inputs."""
-        if public is None:
-            return None
-        device = next(shard for shard in data if shard is not None)[0].device
-        pool = fitting(*as_tensors(public, "public", device), self.model, self.settings.recipe.loss, "public")
-        refuse_shared(torch.cat([shard[0] for shard in data if shard is not None]), pool[0])
-        gradients = PublicGradients(self._gradients, *pool, self._factored)
-        return SharedPublic(gradients, lambda: self.trainer.round_at_global_model)
-
-    def _public_targets(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Returns the rule's targets of public examples, for a client in its first round."""
-        if self._round is None:
-            return labels
-        return self._rule.targets(self._rule.start(self.engine.layout), self._round, inputs, labels)
-
-    def _gradients(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        seed = draws(self.seed, self.trainer.step)
-        return self.engine.gradients(inputs, self._public_targets(inputs, labels), seed=seed)(None)
-
-    def _factored(self, inputs: Tensor, labels: Tensor) -> GradientBatch:
-        seed = draws(self.seed, self.trainer.step)
-        return self.engine.batch(inputs, self._public_targets(inputs, labels), seed=seed)
-
-    def _context(self, inputs: Tensor) -> Context:
-        """Returns the public context of step 0."""
-        s, layout = self.settings, self.engine.layout
-        return Context(
-            step=0,
-            steps=s.federation.steps,
-            steps_per_epoch=s.sampling.steps_per_epoch,
-            layout=layout,
-            parameters=layout.read(self.network),
-            noise_multiplier=s.method.client.noise_multiplier or 0.0,
-            architecture=partial(copy.deepcopy, self.network),
-            input_shape=tuple(inputs.shape[1:]),
-            seed=self.seed,
-            public=self.public,
-            device=inputs.device,
-        )
-
-    def _started(
-        self,
-        data: Sequence[tuple[Tensor, Tensor] | None],
-        populated: Sequence[int],
-        sizes: Sequence[int],
-        samplings: Sequence[Sampling],
-        divisors: Sequence[float],
-    ) -> FederationState:
-        """Returns the state before round 0."""
-        s, theta = self.settings, self._parameters_of(self._base)
-        place = s.method.noise_place
-        of_clients = s.federation.sampling_of_clients(len(populated))
-        own_rounds = s.federation.participants == "fixed"
-        self.remarks = unverified(
-            rule=s.method.rule,
-            messages=s.method.messages,
-            server=s.method.server,
-            augmentation=s.recipe.augmentation,
-            sampling=s.sampling,
-            optimizer=s.recipe.optimizer_of(self.trainer.parameters, s.lr),
-            defense=s.method.private_part,
-        )
-        common = Account(Ledger(of_clients), s.exact)
-        clients: dict[int, Client] = {}
-        self.ledgers = [Ledger(samplings[number]) for number in range(len(data))]
-        for number in populated:
-            shard = data[number]
-            if shard is None:
-                continue
-            steps = Account(Ledger(samplings[number]), s.exact)
-            account = steps
-            if place == "update":
-                account = Account(Ledger(fixed(1.0)), s.exact)
-            elif place == "server":
-                account = Account(Ledger(of_clients), s.exact) if own_rounds else common
-            self.ledgers[number] = account.ledger
-            context = replace(
-                self._base, steps_per_epoch=samplings[number].steps_per_epoch, expected_batch=divisors[number]
-            )
-            clients[number] = Client(
-                number=number,
-                inputs=shard[0],
-                labels=shard[1],
-                size=sizes[number],
-                sampling=samplings[number],
-                expected_batch=divisors[number],
-                sampler_key=own_sampler_key(self.key, number),
-                noise=own_noise(self.key, number, self.kind),
-                account=account,
-                steps=steps,
-                stepper=Stepper(s.method.client_defense(number), context, partial(self.trainer.place, number=None)),
-                state=self._rule.start(self.engine.layout),
-                update=self._update_stepper(),
-            )
-        private = None
-        if isinstance(s.method.server, PrivateAverage):
-            private = PrivateServer(
-                s.method.server.defense,
-                context_of_server(
-                    self._base,
-                    rounds=s.federation.rounds,
-                    sampling=of_clients,
-                    clients=s.federation.participation * len(populated),
-                ),
-                own_noise(self.key, "server", self.kind),
-                own_rounds=own_rounds,
-            )
-        server = None if isinstance(s.method.server, PrivateAverage) else s.method.server.start(self.engine.layout)
-        return FederationState(0, theta, server, clients, private, ForeseenPlans(s.method.client))
-
-    def _update_stepper(self) -> Stepper | None:
-        """Returns the stepper of the defense of a client's displacement."""
-        defense = self.settings.method.update
-        if defense is None:
-            return None
-        context = replace(self._base, steps=self.settings.federation.rounds, steps_per_epoch=1, expected_batch=1.0)
-        stepper = Stepper(defense, context, lambda parameters: None)
-        stepper.start()
-        return stepper
+        self.setup = FederatedSetup(model, shards, public, settings)
+        self.settings, self.trainer, self.state = settings, self.setup.trainer, self.setup.state
+        self.schedule, self._rule = self.setup.schedule, settings.method.rule
 
     def _refuse_cut_streams(self, round: Round) -> None:
         """Refuses noise that is correlated over the steps of several rounds, if a client may miss one of them."""
@@ -362,8 +126,8 @@ class OngoingFederation:
         if row is None or round.local_steps % row.strategy.steps == 0 or (whole and not self.schedule.lost):
             return
         raise ValueError(
-            f"noise that is correlated over steps must restart within a round of {round.local_steps} local steps, got a "
-            f"stream of {row.strategy.steps}: a client that misses a round would break it"
+            f"noise that is correlated over steps must restart within a round of {round.local_steps} local steps, got "
+            f"a stream of {row.strategy.steps}: a client that misses a round would break it"
         )
 
     def run(self) -> FederatedRun:
@@ -381,20 +145,21 @@ class OngoingFederation:
         number, tau = state.round, s.federation.local_steps
         self.trainer.place(state.parameters, number)
         self.trainer.step = number * tau
-        context = self._base.at(number * tau, parameters=state.parameters)
+        context = self.setup.context.at(number * tau, parameters=state.parameters)
         rule = None if isinstance(s.method.server, PrivateAverage) else s.method.server
         known = Round(
             number=number,
             context=context,
-            network=self.network,
+            network=self.setup.network,
             clients=len(state.clients),
             rates=self.trainer.rates(number * tau, tau),
             broadcast={} if rule is None else rule.broadcast(state.server),
             spanned=s.recipe.optimizer == "sgd" and self._rule.keeps_span,
         )
-        self._round = known
-        with global_generators(global_draws(self.seed, number * tau), context.device):
-            known = replace(known, foreseen=state.foreseen.of_round(context, tau))
+        self.trainer.round = known
+        with global_generators(global_draws(self.setup.seed, number * tau), context.device):
+            codec = s.method.messages.prepare(context)
+            known = replace(known, foreseen=state.foreseen.of_round(context, tau), codec=codec)
         if not number:
             self._refuse_cut_streams(known)
         outcome = _Outcome(known, self.schedule.rounds[number])
@@ -418,7 +183,7 @@ class OngoingFederation:
         result = self.trainer.run(client, round, steps)
         outcome.plans[number] = result.plans
         if not round.number and number == outcome.clients[0]:
-            self.untrained.check()
+            self.setup.untrained.check()
         if lost:
             client.restore(before)
             outcome.missing[number] = f"is lost after {steps} local steps"
@@ -479,37 +244,31 @@ class OngoingFederation:
             return
         state.parameters = state.parameters + s.federation.server_lr * moved
 
-    @staticmethod
-    def _parameters_of(context: Context) -> Float[Tensor, " dim"]:
-        if context.parameters is None:
-            raise ValueError("context must have parameters, got None")
-        return context.parameters
-
     def _finished(self) -> FederatedRun:
         s, state = self.settings, self.state
         self.trainer.place(state.parameters, None)
-        self.untrained.check()
-        self.engine.release_memory()
-        remarks = dict(self.remarks)
+        self.setup.untrained.check()
+        self.setup.engine.release_memory()
+        remarks = dict(self.setup.remarks)
         for client in state.clients.values():
             remarks |= client.account.remarks
-        if self.engine.unverified:
-            remarks["unverified_model"] = self.engine.unverified
-        noisy = any(entry.noise_multiplier is not None for ledger in self.ledgers for entry in ledger.entries)
+        if self.setup.engine.unverified:
+            remarks["unverified_model"] = self.setup.engine.unverified
+        noisy = any(entry.noise_multiplier is not None for ledger in self.setup.ledgers for entry in ledger.entries)
         drew = noisy or (s.method.noise_multiplier or max(s.method.budgets, default=0.0)) > 0
         return FederatedRun(
-            model=self.model.eval(),
+            model=self.setup.model.eval(),
             method=s.method,
             federation=s.federation,
             schedule=self.schedule,
-            ledgers=tuple(self.ledgers),
+            ledgers=tuple(self.setup.ledgers),
             rounds=tuple(state.records),
-            empty=self.empty,
-            seed=self.seed,
-            key=self.key,
-            engine=self.engine.name,
-            noise=self.kind if drew else "none",
-            public_used=self.public is not None and self.public.used,
+            empty=self.setup.empty,
+            seed=self.setup.seed,
+            key=self.setup.key,
+            engine=self.setup.engine.name,
+            noise=self.setup.kind if drew else "none",
+            public_used=self.setup.public is not None and self.setup.public.used,
             key_given=s.key is not None,
             size_public=s.recipe.nominal_size is None,
             remarks=tuple(remarks),
@@ -545,10 +304,3 @@ class _Outcome:
             messages=dict(self.messages) if keep else {},
             plans=dict(self.plans) if keep else {},
         )
-
-
-def _is_empty(shard: LabelledData) -> bool:
-    """Returns whether a shard has no examples."""
-    if isinstance(shard, tuple | list):
-        return len(shard) == 2 and hasattr(shard[0], "__len__") and len(shard[0]) == 0
-    return hasattr(shard, "__len__") and len(shard) == 0  # pyright: ignore[reportArgumentType]  checked

@@ -165,7 +165,7 @@ class RoundSchedule:
                 raise ValueError(f"round {number} of the schedule must have distinct clients with data, got {numbers}")
 
 
-def drawn(federation: Federation, populated: Sequence[int], *, seed: int, key: int) -> RoundSchedule:
+def draw_schedule(federation: Federation, populated: Sequence[int], *, seed: int, key: int) -> RoundSchedule:
     """Draws a schedule.
 
     Args:

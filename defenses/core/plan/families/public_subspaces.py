@@ -110,6 +110,7 @@ class PublicSubspace:
         auxiliary_size: public examples of a refresh, an upper limit on the directions of a basis.
         shortage: action if the pool is too small: `refuse`, or `lower_rank`, which uses the examples available and adds
             a remark to the run.
+        every_round: whether a basis is used for the local steps of a federated round, instead of `interval` steps.
     """
 
     rank: int
@@ -118,6 +119,7 @@ class PublicSubspace:
     auxiliary: Literal["random", "independent"] = "random"
     auxiliary_size: int | None = None
     shortage: Literal["refuse", "lower_rank"] = "refuse"
+    every_round: bool = False
     _memory: SubspaceMemory = field(default_factory=lambda: SubspaceMemory(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -144,9 +146,9 @@ class PublicSubspace:
             ValueError: when there are no public data, or too few and `shortage` is `refuse`.
         """
         size, remarks = self._examples(context)
-        spans = _spans(context, self.scope)
-        if bases is None or context.step % self.interval == 0:
-            block = context.step // self.interval if self.auxiliary == "independent" else None
+        spans, interval = _spans(context, self.scope), self._interval(context)
+        if bases is None or context.step % interval == 0:
+            block = context.step // interval if self.auxiliary == "independent" else None
             batch = context.public_batch(size, block=block)
             most = min(self.rank, size)
             bases = self._memory.bases(
@@ -161,11 +163,14 @@ class PublicSubspace:
             )
         return bases, self._memory.subspace(bases, spans, context.dim), remarks
 
+    def _interval(self, context: Context) -> int:
+        return context.round_steps if self.every_round else self.interval
+
     def _examples(self, context: Context) -> tuple[int, tuple[str, ...]]:
         """Number of public examples that a refresh reads, and remarks on it."""
         count, available = self.auxiliary_size or self.rank, context.public_size
         # Checked for the whole run: a pool that ran out halfway would have spent privacy for nothing.
-        refreshes = -(-context.steps // self.interval) if self.auxiliary == "independent" else 1
+        refreshes = -(-context.steps // self._interval(context)) if self.auxiliary == "independent" else 1
         if count * refreshes <= available:
             return count, ()
         most = available // refreshes
