@@ -11,13 +11,15 @@ Guarantee: unit client, trusted server: each round is a Gaussian mechanism at th
 `participants="poisson"`.
 """
 
-from .core import BoundKind, Defense, Federated, PrivateAverage, Whole, bounded, unbounded
+from .core import Federated, FixedBoundKind, PrivateAverage
+from .dp_sgd import dp_sgd
+from .sgd import sgd
 
 
 def dp_fed_avg(
     *,
     update_norm: float = 1.0,
-    bound: BoundKind = "clip",
+    bound: FixedBoundKind = "clip",
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Federated:
@@ -30,6 +32,5 @@ def dp_fed_avg(
             0.1.
         noise_multiplier: noise standard deviation / S in every round; None until calibrated.
     """
-    server = Defense(Whole(bound=bounded(update_norm, bound, regulariser)), noise_multiplier, name="dp_sgd")
-    client = Defense(Whole(bound=unbounded()), 0.0, name="sgd")
-    return Federated(client=client, server=PrivateAverage(defense=server), name="dp_fed_avg")
+    server = dp_sgd(clip_norm=update_norm, bound=bound, regulariser=regulariser, noise_multiplier=noise_multiplier)
+    return Federated(client=sgd(), server=PrivateAverage(defense=server), name="dp_fed_avg")

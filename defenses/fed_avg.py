@@ -9,13 +9,14 @@ Deviation: weights are uniform by default, because weights by size release the s
 Guarantee: unit record: each local step is a Gaussian mechanism at the noise multiplier, for the record's own client.
 """
 
-from .core import BoundKind, Defense, Federated, Whole, bounded
+from .core import Federated, FixedBoundKind
+from .dp_sgd import dp_sgd
 
 
 def fed_avg(
     *,
     clip_norm: float = 1.0,
-    bound: BoundKind = "clip",
+    bound: FixedBoundKind = "clip",
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Federated:
@@ -28,5 +29,5 @@ def fed_avg(
             0.1.
         noise_multiplier: noise standard deviation / C in every local step; None until calibrated.
     """
-    client = Defense(Whole(bound=bounded(clip_norm, bound, regulariser)), noise_multiplier, name="dp_sgd")
+    client = dp_sgd(clip_norm=clip_norm, bound=bound, regulariser=regulariser, noise_multiplier=noise_multiplier)
     return Federated(client=client, name="fed_avg")

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .core import BoundKind, Defense, Federated, Follow, LargestEntries, Round, Whole, bounded
+from .core import Federated, FixedBoundKind, Follow, LargestEntries, Round
+from .dp_sgd import dp_sgd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ def fed_lrs(
     radius: float = 1.0,
     penalty: float = 0.1,
     sparsity: float = 0.5,
-    bound: BoundKind = "clip",
+    bound: FixedBoundKind = "clip",
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Federated:
@@ -66,6 +67,6 @@ def fed_lrs(
             0.1.
         noise_multiplier: noise standard deviation / C in every local step; None until calibrated.
     """
-    client = Defense(Whole(bound=bounded(clip_norm, bound, regulariser)), noise_multiplier, name="dp_sgd")
+    client = dp_sgd(clip_norm=clip_norm, bound=bound, regulariser=regulariser, noise_multiplier=noise_multiplier)
     rule, messages = WithinBall(radius=radius, penalty=penalty), LargestEntries(sparsity=sparsity)
     return Federated(client=client, rule=rule, messages=messages, name="fed_lrs")

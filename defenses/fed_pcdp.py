@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .core import BoundKind, Defense, Federated, Projected, PublicSubspace, Reachable, Scope, bounded
+from .core import Defense, Federated, FixedBoundKind, Projected, PublicSubspace, Reachable, Scope, bounded
 
 
 def fed_pcdp(
@@ -25,7 +25,7 @@ def fed_pcdp(
     auxiliary: Literal["random", "independent"] = "random",
     auxiliary_size: int | None = None,
     shortage: Literal["refuse", "lower_rank"] = "refuse",
-    bound: BoundKind = "clip",
+    bound: FixedBoundKind = "clip",
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Federated:
@@ -53,5 +53,5 @@ def fed_pcdp(
         every_round=True,
     )
     method = Projected(bound=bounded(clip_norm, bound, regulariser), subspace=subspace, where="before the bound")
-    client = Defense(method, noise_multiplier, name="pcdp")
+    client = Defense(method, noise_multiplier)
     return Federated(client=client, messages=Reachable(outside="refuse"), name="fed_pcdp")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .core import BoundKind, Defense, Federated, Projected, PublicSubspace, Reachable, Scope, bounded
+from .core import Defense, Federated, FixedBoundKind, Projected, PublicSubspace, Reachable, Scope, bounded
 
 
 def fed_pdp(
@@ -23,7 +23,7 @@ def fed_pdp(
     auxiliary: Literal["random", "independent"] = "random",
     auxiliary_size: int | None = None,
     shortage: Literal["refuse", "lower_rank"] = "refuse",
-    bound: BoundKind = "clip",
+    bound: FixedBoundKind = "clip",
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Federated:
@@ -51,5 +51,5 @@ def fed_pdp(
         every_round=True,
     )
     method = Projected(bound=bounded(clip_norm, bound, regulariser), subspace=subspace, where="after the noise")
-    client = Defense(method, noise_multiplier, name="pdp")
+    client = Defense(method, noise_multiplier)
     return Federated(client=client, messages=Reachable(outside="refuse"), name="fed_pdp")

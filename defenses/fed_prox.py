@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .core import BoundKind, Defense, Federated, Follow, Round, Whole, bounded
+from .core import Federated, FixedBoundKind, Follow, Round
+from .dp_sgd import dp_sgd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ def fed_prox(
     *,
     clip_norm: float = 1.0,
     mu: float = 0.1,
-    bound: BoundKind = "clip",
+    bound: FixedBoundKind = "clip",
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Federated:
@@ -55,5 +56,5 @@ def fed_prox(
             0.1.
         noise_multiplier: noise standard deviation / C in every local step; None until calibrated.
     """
-    client = Defense(Whole(bound=bounded(clip_norm, bound, regulariser)), noise_multiplier, name="dp_sgd")
+    client = dp_sgd(clip_norm=clip_norm, bound=bound, regulariser=regulariser, noise_multiplier=noise_multiplier)
     return Federated(client=client, rule=Proximal(mu=mu), name="fed_prox")

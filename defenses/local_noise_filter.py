@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 
-from .core import Defense, Federated, Whole, clip, refuse_norm, unbounded
+from .core import Defense, Federated, Whole, clip, refuse_norm
+from .sgd import sgd
 
 
 def promised_std(epsilon: float, delta: float, sensitivity: float) -> float:
@@ -43,5 +44,4 @@ def local_noise_filter(
         raise ValueError(f"promised_delta must be in (0, 1), got {promised_delta}")
     multiplier = promised_std(promised_epsilon, promised_delta, sensitivity) / update_norm
     update = Defense(Whole(bound=clip(update_norm)), multiplier, name="local_noise")
-    client = Defense(Whole(bound=unbounded()), 0.0, name="sgd")
-    return Federated(client=client, update=update, name="local_noise_filter")
+    return Federated(client=sgd(), update=update, name="local_noise_filter")

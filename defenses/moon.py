@@ -23,18 +23,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, one_hot, softplus
 
 from .core import (
-    BoundKind,
-    Defense,
     Federated,
+    FixedBoundKind,
     Follow,
     Loss,
     Recipe,
     Round,
-    Whole,
-    bounded,
     cross_entropy,
     outputs,
 )
+from .dp_sgd import dp_sgd
 
 
 class WithFeatures(nn.Module):
@@ -124,10 +122,10 @@ class Contrastive(Follow):
         """Returns [label, z_glob, z_prev] of each record: labels as probabilities."""
         network: Any = round.network
         classes = network.classes
-        wanted = labels.to(inputs.dtype) if labels.dim() == 2 else one_hot(labels, classes).to(inputs.dtype)
+        classes_of_records = labels.to(inputs.dtype) if labels.dim() == 2 else one_hot(labels, classes).to(inputs.dtype)
         of_global = self._features(round, inputs, round.parameters)[:, classes:]
         of_previous = of_global if state is None else self._features(round, inputs, state)[:, classes:]
-        return torch.cat([wanted, of_global, of_previous], dim=1)
+        return torch.cat([classes_of_records, of_global, of_previous], dim=1)
 
     def _features(self, round: Round, inputs: Tensor, point: Tensor) -> Tensor:
         with torch.no_grad(), _evaluating(round.network):
@@ -155,7 +153,7 @@ def moon(
     clip_norm: float = 1.0,
     mu: float = 1.0,
     temperature: float = 0.5,
-    bound: BoundKind = "clip",
+    bound: FixedBoundKind = "clip",
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Federated:
@@ -170,5 +168,5 @@ def moon(
             0.1.
         noise_multiplier: noise standard deviation / C in every local step; None until calibrated.
     """
-    client = Defense(Whole(bound=bounded(clip_norm, bound, regulariser)), noise_multiplier, name="dp_sgd")
+    client = dp_sgd(clip_norm=clip_norm, bound=bound, regulariser=regulariser, noise_multiplier=noise_multiplier)
     return Federated(client=client, rule=Contrastive(mu=mu, temperature=temperature), name="moon")

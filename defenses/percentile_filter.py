@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .core import Context, Defense, Federated, Message, Round, Whole, refuse_norm, unbounded
-from .core.federated.messages import decoded, dense
+from .core import Context, Federated, Message, Round, decoded_message, dense_message, refuse_norm
+from .sgd import sgd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +43,11 @@ class PercentileMessages:
         a_step = delta / round.local_steps
         cutoff = torch.quantile(a_step.abs().double(), self.percentile / 100)
         kept = torch.where(a_step.abs() < cutoff, 0.0, a_step)
-        return dense(kept.clamp(-self.limit, self.limit) * round.local_steps)
+        return dense_message(kept.clamp(-self.limit, self.limit) * round.local_steps)
 
     def decode(self, message: Message, round: Round) -> Tensor:
         """Returns the numbers."""
-        return decoded(message, round.context.dim)
+        return decoded_message(message, round.context.dim)
 
 
 def percentile_filter(*, percentile: float = 10.0, limit: float = 0.01) -> Federated:
@@ -57,6 +57,5 @@ def percentile_filter(*, percentile: float = 10.0, limit: float = 0.01) -> Feder
         percentile: percentage of an update's entries that are dropped, the smallest.
         limit: gamma, largest absolute value of an entry a local step, in units of the parameters.
     """
-    client = Defense(Whole(bound=unbounded()), 0.0, name="sgd")
     messages = PercentileMessages(percentile=percentile, limit=limit)
-    return Federated(client=client, messages=messages, name="percentile_filter")
+    return Federated(client=sgd(), messages=messages, name="percentile_filter")

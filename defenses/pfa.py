@@ -4,11 +4,11 @@ Liu, Lou, Wang, Xi & Wang, "Projected Federated Averaging with Heterogeneous Dif
 1, and the simplified form of the PCDP-SGD paper. `variant="simplified"`: clients train under DP-SGD and send the
 coefficients V^T Delta of their displacement, along public directions at the global model; the rest is lost.
 `variant="full"`: clients choose budgets, each with its noise multiplier and ledger; those with the loosest budgets
-count as "public". V are the leading right singular vectors of their displacements, for every tensor, and the next model
-moves by (m_pub / m) mean_pub + (m_priv / m) V V^T mean_priv. Displacements are releases, so V is free, and no public data
-are read.
-Deviation: the simplified form's V, which its paper does not define, is that of `fed_pcdp`; the loosest budgets are those
-of the lower component of a two-component Gaussian mixture on the logarithms of the noise multipliers, unless a
+count as "public". V are the leading right singular vectors of their displacements, for every tensor, and the next
+model moves by (m_pub / m) mean_pub + (m_priv / m) V V^T mean_priv. Displacements are releases, so V is free, and no
+public data are read.
+Deviation: the simplified form's V, which its paper does not define, is that of `fed_pcdp`; the loosest budgets are
+those of the lower component of a two-component Gaussian mixture on the logarithms of the noise multipliers, unless a
 threshold is set; the variant in which clients project themselves ("+") is left out.
 Guarantee: unit record: each local step is a Gaussian mechanism at the client's noise multiplier; all else is
 post-processing. Budgets are public.
@@ -27,21 +27,19 @@ from torch import Tensor
 
 from .core import (
     Average,
-    BoundKind,
-    Defense,
     Federated,
+    FixedBoundKind,
+    PublicCoefficients,
     PublicSubspace,
     Reply,
     Round,
     Subspace,
-    Whole,
-    bounded,
     leading_directions,
     refuse_count,
     refuse_unknown,
     weighted_mean,
 )
-from .core.federated.messages import PublicCoefficients
+from .dp_sgd import dp_sgd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +103,7 @@ def pfa(
     auxiliary_size: int | None = None,
     budgets: tuple[float, ...] = (),
     threshold: float | None = None,
-    bound: BoundKind = "clip",
+    bound: FixedBoundKind = "clip",
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Federated:
@@ -126,7 +124,7 @@ def pfa(
     """
     refuse_unknown("variant", variant, ("simplified", "full"))
     refuse_count("rank", rank)
-    client = Defense(Whole(bound=bounded(clip_norm, bound, regulariser)), noise_multiplier, name="dp_sgd")
+    client = dp_sgd(clip_norm=clip_norm, bound=bound, regulariser=regulariser, noise_multiplier=noise_multiplier)
     if variant == "simplified":
         if budgets or threshold is not None:
             raise ValueError("budgets and threshold must go with variant 'full', got them with 'simplified'")

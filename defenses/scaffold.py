@@ -28,10 +28,9 @@ from .core import (
     Average,
     Block,
     Bound,
-    BoundKind,
-    Defense,
     Everything,
     Federated,
+    FixedBoundKind,
     Follow,
     Layout,
     NoisyPlan,
@@ -39,10 +38,10 @@ from .core import (
     Reply,
     Round,
     StepPlan,
-    Whole,
     bounded,
     refuse_unknown,
 )
+from .dp_sgd import dp_sgd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +145,7 @@ def scaffold(
     control: Literal["reuse", "gradient"] = "reuse",
     control_noise_multiplier: float = 60.0,
     stored: bool = False,
-    bound: BoundKind = "clip",
+    bound: FixedBoundKind = "clip",
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Federated:
@@ -172,5 +171,5 @@ def scaffold(
         gradient=limit if control == "gradient" else None,
         control_noise_multiplier=control_noise_multiplier if control == "gradient" else 0.0,
     )
-    client = Defense(Whole(bound=limit), noise_multiplier, name="dp_sgd")
+    client = dp_sgd(clip_norm=clip_norm, bound=bound, regulariser=regulariser, noise_multiplier=noise_multiplier)
     return Federated(client=client, rule=rule, server=ControlledAverage(stored=stored), name="scaffold")

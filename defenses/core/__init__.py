@@ -12,7 +12,18 @@ if TYPE_CHECKING:
     from leakbench.malloc import give_memory_back, keep_freed_memory
 
     from .federated.client import own_noise, own_sampler_key
-    from .federated.messages import LargestEntries, Message, Messages, Reachable, from_arrays, share_outside, to_arrays
+    from .federated.messages import (
+        LargestEntries,
+        Message,
+        Messages,
+        PublicCoefficients,
+        Reachable,
+        decoded_message,
+        dense_message,
+        from_arrays,
+        share_outside,
+        to_arrays,
+    )
     from .federated.method import Federated
     from .federated.prediction import calibrate_federated, predict_federated
     from .federated.private_average import PrivateAverage
@@ -171,6 +182,7 @@ __all__ = [
     "PrivateAverage",
     "Project",
     "Projected",
+    "PublicCoefficients",
     "PublicGradients",
     "PublicRows",
     "PublicSubspace",
@@ -232,6 +244,8 @@ __all__ = [
     "cross_entropy",
     "cyclic",
     "dealt",
+    "decoded_message",
+    "dense_message",
     "displacement_std",
     "draw_schedule",
     "drop_in_each",

@@ -104,7 +104,7 @@ class LocalTrainer:
         release = client.steps.one_off(partial(self._on_everybody, client, round))
         client.stepper.context = replace(client.stepper.context, one_off=release)
         if not client.begun:
-            # As step 0, wherever the client's first round is: a method's one-off releases come before its steps.
+            # Step 0, wherever the client's first round is: a method's one-off releases come before its steps.
             client.stepper.context = client.stepper.context.at(0, parameters=round.parameters.clone())
             with global_generators(global_draws(self._seed, None), round.parameters.device):
                 client.stepper.start()

@@ -60,7 +60,7 @@ class Message:
         return all(bool(torch.isfinite(part).all()) for part in parts if part.is_floating_point())
 
 
-def dense(delta: Float[Tensor, " dim"]) -> Message:
+def dense_message(delta: Float[Tensor, " dim"]) -> Message:
     """Returns a message of all numbers: 4 bytes each in float32."""
     return Message("dense", {"values": delta})
 
@@ -88,7 +88,7 @@ def coefficients(delta: Float[Tensor, " dim"], subspace: Subspace) -> Message:
     return Message("coefficients", {"values": subspace.encode(delta.unsqueeze(0)).squeeze(0)})
 
 
-def decoded(message: Message, dim: int, known: Coordinates | Subspace | None = None) -> Float[Tensor, " dim"]:
+def decoded_message(message: Message, dim: int, known: Coordinates | Subspace | None = None) -> Float[Tensor, " dim"]:
     """Returns the displacement of a message.
 
     Args:
@@ -204,12 +204,12 @@ class Reachable:
             return coefficients(delta, movable)
         if self.outside == "refuse":
             return self._instead(delta, "the local steps have no common subspace or mask")
-        return dense(delta)
+        return dense_message(delta)
 
     def decode(self, message: Message, round: Round) -> Float[Tensor, " dim"]:
         """Returns the displacement, at the positions or along the directions that the server foresaw."""
         known = reach_of(round.foreseen) if round.foreseen else None
-        return decoded(message, round.context.dim, None if isinstance(known, Everything) else known)
+        return decoded_message(message, round.context.dim, None if isinstance(known, Everything) else known)
 
     def _instead(self, delta: Tensor, reason: str) -> Message:
         if self.outside == "refuse":
@@ -217,7 +217,7 @@ class Reachable:
                 f"a message must lie in the span of its round's plans, and {reason}; use plain SGD and interval = "
                 "local_steps, or Reachable(outside='dense')"
             )
-        return dense(delta)
+        return dense_message(delta)
 
 
 def _without(delta: Tensor, kept: Coordinates) -> Tensor:
@@ -244,13 +244,13 @@ class LargestEntries:
     def encode(self, delta: Float[Tensor, " dim"], round: Round) -> Message:
         """Returns the ceil((1 - sparsity) dim) entries of largest absolute value; all of them at sparsity 0."""
         if not self.sparsity:
-            return dense(delta)
+            return dense_message(delta)
         count = kept_count(len(delta), self.sparsity)
         return at_coordinates(delta, delta.abs().topk(count).indices.sort().values, public=False)
 
     def decode(self, message: Message, round: Round) -> Float[Tensor, " dim"]:
         """Returns the entries at their positions, zero elsewhere."""
-        return decoded(message, round.context.dim)
+        return decoded_message(message, round.context.dim)
 
 
 def kept_count(dim: int, sparsity: float) -> int:
@@ -283,7 +283,7 @@ class PublicCoefficients:
 
     def decode(self, message: Message, round: Round) -> Float[Tensor, " dim"]:
         """Returns the combination of directions."""
-        return decoded(message, round.context.dim, _prepared(round))
+        return decoded_message(message, round.context.dim, _prepared(round))
 
 
 def _prepared(round: Round) -> Subspace:

@@ -43,13 +43,13 @@ def predict_federated(
         known: dict[object, Ledger] = {}
         ledgers = []
         for client in clients:
-            taken = [
+            steps_by_round = [
                 (number, schedule.steps_of(client, number, federation.local_steps))
                 for number in schedule.rounds_of(client)
             ]
-            key = (own[client], method.client_defense(client).noise_multiplier, tuple(taken))
+            key = (own[client], method.client_defense(client).noise_multiplier, tuple(steps_by_round))
             if key not in known:
-                known[key] = _of_records(method, method.client_defense(client), own[client], federation, taken)
+                known[key] = _of_records(method, method.client_defense(client), own[client], federation, steps_by_round)
             ledgers.append(Ledger(own[client], list(known[key].entries)))
         return tuple(ledgers)
     if method.noise_place == "update":
@@ -118,17 +118,19 @@ def calibrate_federated(
         cases.append((fixed(1.0), max(rounds), ()))
     elif method.noise_place == "server":
         populated = sum(1 for size in sizes if size)
-        own = federation.participants == "fixed"
-        cases.append((federation.sampling_of_clients(populated), max(rounds) if own else federation.rounds, ()))
+        fixed_rounds = federation.participants == "fixed"
+        cases.append(
+            (federation.sampling_of_clients(populated), max(rounds) if fixed_rounds else federation.rounds, ())
+        )
     else:
         most: dict[Sampling, int] = {}
-        for one, count in zip(federation.samplings(sampling, sizes), rounds, strict=True):
-            most[one] = max(count, most.get(one, 0))
+        for own, count in zip(federation.samplings(sampling, sizes), rounds, strict=True):
+            most[own] = max(count, most.get(own, 0))
         releases = method.rule.releases(TOY_DIM)
-        cases += [(one, count * federation.local_steps, releases * count) for one, count in most.items() if count]
+        cases += [(own, count * federation.local_steps, releases * count) for own, count in most.items() if count]
     multipliers = [
-        calibrate(part, **target, sampling=one, steps=steps, before=before).calibrated_multiplier
-        for one, steps, before in cases
+        calibrate(part, **target, sampling=own, steps=steps, before=before).calibrated_multiplier
+        for own, steps, before in cases
     ]
     return method.with_noise(max(multipliers))
 
@@ -147,7 +149,7 @@ def _of_records(
         defense: the client's.
         sampling: the client's.
         federation: shape of the run.
-        rounds: (number, local steps taken) of the client's rounds.
+        rounds: (number, local steps steps_by_round) of the client's rounds.
     """
     account = Account(Ledger(sampling))
     begun, tau = False, federation.local_steps

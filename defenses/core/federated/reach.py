@@ -50,12 +50,12 @@ def _of_codec(codec: Codec) -> Reach:
 def union(reaches: Sequence[Reach]) -> Reach:
     """Returns a codec that covers all of these: the union of coordinates, a common subspace, or everything."""
     first = reaches[0]
-    if isinstance(first, Subspace) and all(same(first, other) for other in reaches[1:]):
+    if isinstance(first, Subspace) and all(same(first, later) for later in reaches[1:]):
         return first
-    kept = [other.kept for other in reaches if isinstance(other, Coordinates)]
+    kept = [codec.kept for codec in reaches if isinstance(codec, Coordinates)]
     if len(kept) < len(reaches):
         return Everything(first.dim)
-    if all(one is kept[0] for one in kept):
+    if all(indices is kept[0] for indices in kept):
         return first
     return Coordinates(torch.cat(kept).unique(), dim=first.dim)
 

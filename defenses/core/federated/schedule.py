@@ -100,8 +100,8 @@ class Federation:
             own = [_at_rate(sampling, min(1.0, batch / size)) if size else sampling for size in sizes]
         else:
             own = [sampling] * len(sizes)
-        for one in {one for one, size in zip(own, sizes, strict=True) if size}:
-            self._refuse_cut_epochs(one)
+        for own_sampling in {sampler for sampler, size in zip(own, sizes, strict=True) if size}:
+            self._refuse_cut_epochs(own_sampling)
         if sampling.kind == "truncated_poisson" and {*populated} - {sampling.examples}:
             raise ValueError(
                 f"truncated_poisson must be of the examples of every client, got {sampling.examples} for clients of "

@@ -141,7 +141,7 @@ class FederatedSetup:
         self.schedule.check(s.federation, populated)
         sizes = [0 if shard is None else s.recipe.nominal_size or len(shard[0]) for shard in data]
         samplings = s.federation.samplings(s.sampling, sizes)
-        divisors = [s.recipe.divisor(one, size) if size else 0.0 for one, size in zip(samplings, sizes, strict=True)]
+        divisors = [s.recipe.divisor(own, size) if size else 0.0 for own, size in zip(samplings, sizes, strict=True)]
         self.network, loss = self._rule.network(model, s.recipe.loss)
         self.engine = Engine(
             self.network,
