@@ -27,6 +27,7 @@ from ..training.labelled import LabelledData
 from ..training.settings import Execution, Recipe
 from ..training.step import Stepper
 from .client import Client
+from .federated_setup import FederatedSettings, FederatedSetup
 from .local_training import LocalResult
 from .messages import Message, with_extras
 from .method import Federated
@@ -34,7 +35,6 @@ from .private_average import PrivateAverage, stacked
 from .round import Reply, Round
 from .run import FederatedRun, RoundRecord
 from .schedule import Federation, RoundSchedule
-from .setup import FederatedSettings, FederatedSetup
 
 
 def federate(
