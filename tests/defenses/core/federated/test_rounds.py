@@ -31,7 +31,7 @@ from leakbench.defenses.core.federated import federated_setup
 
 from ....parameters import subtests
 from ...duties import DATA, PUBLIC, network
-from ...federated_runs import EVERYBODY, FEDERATION, LAYOUT, SHARDS, federated, parameters
+from ...federated_runs import EVERYBODY, FEDERATION, SHARDS, federated, parameters
 
 ALONE = RoundSchedule(((0,),) * 3)
 HALF = {"federation": Federation(rounds=3, local_steps=4, participation=0.5)}
@@ -372,7 +372,3 @@ def test_an_unspanned_optimizer_sends_everything_or_is_refused():
     assert {*run.rounds[0].kinds.values()} == {"dense"}
     with pytest.raises(ValueError, match="optimizer or client rule add other directions"):
         federated(Federated(client=CLIENTS["pcdp"], messages=Reachable(outside="refuse")), recipe=adam)
-
-
-def test_the_layout_is_the_models():
-    assert LAYOUT.dim == 43
