@@ -89,7 +89,7 @@ def loosest(budgets: Sequence[float], threshold: float | None) -> frozenset[int]
 
         logs = np.log(np.asarray(budgets))[:, None]
         mixture = GaussianMixture(2, random_state=0).fit(logs)
-        lower = int(np.argmin(mixture.means_[:, 0]))
+        lower = int(np.argmin(np.asarray(mixture.means_)[:, 0]))
         return frozenset(np.flatnonzero(mixture.predict(logs) == lower).tolist())
     limit = math.inf if threshold is None else threshold
     return frozenset(client for client, multiplier in enumerate(budgets) if multiplier <= limit)

@@ -288,7 +288,7 @@ def _expand_entry(entry: Mapping[str, Any], kind: catalog.MethodKind, path: str)
     if kind == "defenses":
         for choice in choices:
             try:
-                catalog.defense(name, choice["settings"])  # the method's own checks, such as final_sparsity < 1
+                catalog.method(name, choice["settings"])  # the method's own checks, such as final_sparsity < 1
             except ValueError as error:
                 wrong.append((path, str(error)))
     return choices, wrong

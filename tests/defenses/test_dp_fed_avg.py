@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from leakbench import defenses
+from leakbench.defenses.adaptive_clipping import adaptive_clipping
+from leakbench.defenses.band_mf import band_mf
 from leakbench.defenses.core import (
     Federated,
     Federation,
+    Follow,
     PrivateAverage,
     RoundSchedule,
     cyclic,
@@ -19,6 +21,16 @@ from leakbench.defenses.core import (
     poisson,
     train,
 )
+from leakbench.defenses.diff2 import diff2
+from leakbench.defenses.dp_fed_avg import dp_fed_avg
+from leakbench.defenses.dp_ftrl import dp_ftrl
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.dp_snip import dp_snip
+from leakbench.defenses.dpsur import dpsur
+from leakbench.defenses.nsgd import nsgd
+from leakbench.defenses.per_layer import per_layer
+from leakbench.defenses.random_sparsification import random_sparsification
+from leakbench.defenses.sgd import sgd
 
 from ..parameters import subtests
 from .duties import DATA, network
@@ -28,7 +40,7 @@ ONE_EACH = [(DATA[0][i : i + 1], DATA[1][i : i + 1]) for i in range(24)]
 
 
 def of_server(defense):
-    return Federated(client=defenses.sgd(), server=PrivateAverage(defense=defense))
+    return Federated(client=sgd(), server=PrivateAverage(defense=defense))
 
 
 def centrally(defense, sampling, steps=8, lr=0.3):
@@ -39,11 +51,11 @@ def centrally(defense, sampling, steps=8, lr=0.3):
 
 
 SERVERS = {
-    "dp_sgd": defenses.dp_sgd(clip_norm=0.4, noise_multiplier=1.1),
-    "per_layer": defenses.per_layer(clip_norm=0.4, noise_multiplier=1.1),
-    "adaptive_clipping": defenses.adaptive_clipping(clip_norm=0.4, noise_multiplier=1.1),
-    "random_sparsification": defenses.random_sparsification(clip_norm=0.4, noise_multiplier=1.1),
-    "nsgd": defenses.nsgd(noise_multiplier=1.1),
+    "dp_sgd": dp_sgd(clip_norm=0.4, noise_multiplier=1.1),
+    "per_layer": per_layer(clip_norm=0.4, noise_multiplier=1.1),
+    "adaptive_clipping": adaptive_clipping(clip_norm=0.4, noise_multiplier=1.1),
+    "random_sparsification": random_sparsification(clip_norm=0.4, noise_multiplier=1.1),
+    "nsgd": nsgd(noise_multiplier=1.1),
 }
 
 
@@ -60,7 +72,7 @@ def test_one_record_a_client_and_one_step_of_rate_1_is_the_central_defense(name)
 
 def test_the_function_is_dp_sgd_at_the_server():
     federation = Federation(rounds=8, local_steps=1, participation=0.25, participants="poisson", server_lr=0.3)
-    method = defenses.dp_fed_avg(update_norm=0.4, noise_multiplier=1.1)
+    method = dp_fed_avg(update_norm=0.4, noise_multiplier=1.1)
     run = federated(method, shards=ONE_EACH, federation=federation, sampling=full(), lr=1.0)
     torch.testing.assert_close(
         parameters(run), parameters(centrally(SERVERS["dp_sgd"], poisson(0.25)).model), rtol=0, atol=2e-5
@@ -70,8 +82,8 @@ def test_the_function_is_dp_sgd_at_the_server():
 @subtests("name", ["dp_ftrl", "band_mf"])
 def test_streams_of_correlated_noise_run_at_the_server_with_a_partition_of_clients(name):
     defense = {
-        "dp_ftrl": defenses.dp_ftrl(clip_norm=0.4, noise_multiplier=1.1),
-        "band_mf": defenses.band_mf(clip_norm=0.4, bands=3, noise_multiplier=1.1),
+        "dp_ftrl": dp_ftrl(clip_norm=0.4, noise_multiplier=1.1),
+        "band_mf": band_mf(clip_norm=0.4, bands=3, noise_multiplier=1.1),
     }[name]
     federation = Federation(rounds=8, local_steps=1, participation=0.25, participants="partition", server_lr=0.3)
     run = federated(of_server(defense), shards=ONE_EACH, federation=federation, sampling=full(), lr=1.0)
@@ -87,7 +99,7 @@ def test_streams_of_correlated_noise_run_at_the_server_with_a_partition_of_clien
 
 def test_removing_a_client_moves_the_released_sum_by_at_most_the_update_norm():
     """Without noise, over the public constant participation x clients."""
-    method = defenses.dp_fed_avg(update_norm=0.02, noise_multiplier=0.0)
+    method = dp_fed_avg(update_norm=0.02, noise_multiplier=0.0)
     whole = federated(method, schedule=EVERYBODY)
     for client in range(4):
         members = tuple(other for other in range(4) if other != client)
@@ -97,7 +109,7 @@ def test_removing_a_client_moves_the_released_sum_by_at_most_the_update_norm():
 
 
 def test_lost_clients_and_infinite_updates_are_zero_rows_and_stay_charged():
-    method = defenses.dp_fed_avg(update_norm=0.02, noise_multiplier=0.0)
+    method = dp_fed_avg(update_norm=0.02, noise_multiplier=0.0)
     schedule = RoundSchedule(((0, 1, 2, 3), (0,), (0,)), {(0, 1): 2})
     lost = federated(method, schedule=schedule)
     without = federated(method, schedule=RoundSchedule(((0, 2, 3), (0,), (0,))))
@@ -112,7 +124,7 @@ def test_lost_clients_and_infinite_updates_are_zero_rows_and_stay_charged():
 
 def test_a_round_of_nobody_is_a_release_of_noise_alone():
     federation = Federation(rounds=3, local_steps=1, participation=0.5, participants="poisson")
-    method = defenses.dp_fed_avg(update_norm=1.0, noise_multiplier=1.0)
+    method = dp_fed_avg(update_norm=1.0, noise_multiplier=1.0)
     run = federated(method, federation=federation, schedule=RoundSchedule(((), (), ())))
     assert (parameters(run) - run.rounds[0].parameters).norm() > 0.1
     assert run.ledgers[0].steps == 3
@@ -120,9 +132,9 @@ def test_a_round_of_nobody_is_a_release_of_noise_alone():
 
 def test_what_a_server_cannot_average_is_refused():
     for defense, words in (
-        (defenses.dpsur(noise_multiplier=1.0), "a round has no trial and no other start"),
-        (defenses.dp_snip(noise_multiplier=1.0), "a release of its own needs data"),
-        (defenses.dp_sgd(), "noise_multiplier of 'dp_sgd' must be set"),
+        (dpsur(noise_multiplier=1.0), "a round has no trial and no other start"),
+        (dp_snip(noise_multiplier=1.0), "a release of its own needs data"),
+        (dp_sgd(), "noise_multiplier of 'dp_sgd' must be set"),
     ):
         with pytest.raises(ValueError, match=words):
             federated(of_server(defense))
@@ -130,10 +142,10 @@ def test_what_a_server_cannot_average_is_refused():
         controlled = replace(of_server(SERVERS["dp_sgd"]), rule=Chatty())
         federated(controlled)
     with pytest.raises(ValueError, match="at the global model, got another point"):
-        federated(of_server(defenses.diff2(noise_multiplier=1.0)), federation=FEDERATION)
+        federated(of_server(diff2(noise_multiplier=1.0)), federation=FEDERATION)
 
 
-class Diverging(defenses.core.Follow):
+class Diverging(Follow):
     """Ends at infinity for the client of eleven records."""
 
     def begin(self, state, round, noisy, size):
@@ -143,7 +155,7 @@ class Diverging(defenses.core.Follow):
         return update * float("inf") if state == 11 else update
 
 
-class Chatty(defenses.core.Follow):
+class Chatty(Follow):
     """Sends a copy of its displacement without noise."""
 
     def finish(self, state, round, delta):

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from leakbench.defenses import fed_avg
 from leakbench.defenses.core import Context, Federated, full
+from leakbench.defenses.fed_avg import fed_avg
 
 from .federated_runs import EVERYBODY, FEDERATION, SHARDS, federated
 

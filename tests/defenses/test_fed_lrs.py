@@ -1,26 +1,27 @@
 """What is particular to FedLRS: the penalty against autograd, the entries that are kept, its limits and refusals."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from leakbench.defenses import fed_avg, fed_lrs
-from leakbench.defenses.fed_lrs import WithinBall
+from leakbench.defenses.fed_avg import fed_avg
+from leakbench.defenses.fed_lrs import WithinBall, fed_lrs
 
 from .federated_runs import EVERYBODY, federated, parameters
 
 DRAW = torch.Generator().manual_seed(0)
 POINT, THETA, UPDATE = (torch.randn(43, generator=DRAW) for _ in range(3))
-HERE = type("Here", (), {"parameters": THETA})()
+HERE: Any = type("Here", (), {"parameters": THETA})()
 
 
 @pytest.mark.parametrize("radius", [0.0, 2.0, 1e3])
 def test_the_penalty_is_the_gradient_of_the_squared_excess_over_the_radius(radius):
     leaf = POINT.clone().requires_grad_()
-    (0.5 * 0.7 * ((leaf - THETA).norm() - radius).clamp(min=0).square()).backward()
+    (gradient,) = torch.autograd.grad(0.5 * 0.7 * ((leaf - THETA).norm() - radius).clamp(min=0).square(), leaf)
     corrected = WithinBall(radius=radius, penalty=0.7).correct(None, HERE, POINT, UPDATE)
-    torch.testing.assert_close(corrected, UPDATE + leaf.grad)
+    torch.testing.assert_close(corrected, UPDATE + gradient)
 
 
 def test_a_displacement_of_zero_has_no_penalty():
@@ -50,10 +51,11 @@ def test_without_penalty_and_sparsity_it_is_fed_avg_and_a_penalty_shortens_displ
 
 
 def test_settings_out_of_range_are_refused():
-    for settings, words in (
+    cases: Any = (
         ({"radius": -1.0}, "radius must be at least 0"),
         ({"penalty": float("nan")}, "penalty must be at least 0"),
         ({"sparsity": 1.0}, r"sparsity must be in \[0, 1\)"),
-    ):
+    )
+    for settings, words in cases:
         with pytest.raises(ValueError, match=words):
             fed_lrs(**settings)

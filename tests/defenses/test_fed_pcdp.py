@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from leakbench.defenses import fed_pcdp, pcdp
 from leakbench.defenses.core import Federated, Reachable, Recipe, Subspace, dense_message, share_outside
+from leakbench.defenses.fed_pcdp import fed_pcdp
+from leakbench.defenses.pcdp import pcdp
 
 from .federated_runs import EVERYBODY, LAYOUT, federated, parameters
 

@@ -2,8 +2,10 @@
 
 import torch
 
-from leakbench.defenses import fed_pcdp, fed_pdp, pdp
 from leakbench.defenses.core import Everything, Federated, Project
+from leakbench.defenses.fed_pcdp import fed_pcdp
+from leakbench.defenses.fed_pdp import fed_pdp
+from leakbench.defenses.pdp import pdp
 
 from .federated_runs import EVERYBODY, LAYOUT, federated, parameters
 

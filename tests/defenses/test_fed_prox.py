@@ -1,12 +1,13 @@
 """What is particular to FedProx: the proximal term against autograd, behind the noise; its limits and refusals."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from leakbench.defenses import fed_avg, fed_prox
-from leakbench.defenses.fed_prox import Proximal
+from leakbench.defenses.fed_avg import fed_avg
+from leakbench.defenses.fed_prox import Proximal, fed_prox
 
 from .federated_runs import EVERYBODY, FEDERATION, federated, parameters
 
@@ -15,9 +16,9 @@ def test_the_term_is_the_gradient_of_half_mu_times_the_squared_distance():
     draw = torch.Generator().manual_seed(0)
     point, theta, update = (torch.randn(43, generator=draw) for _ in range(3))
     leaf = point.clone().requires_grad_()
-    (0.5 * 0.3 * (leaf - theta).square().sum()).backward()
-    here = type("Here", (), {"parameters": theta})()
-    torch.testing.assert_close(Proximal(mu=0.3).correct(None, here, point, update), update + leaf.grad)
+    (gradient,) = torch.autograd.grad(0.5 * 0.3 * (leaf - theta).square().sum(), leaf)
+    here: Any = type("Here", (), {"parameters": theta})()
+    torch.testing.assert_close(Proximal(mu=0.3).correct(None, here, point, update), update + gradient)
 
 
 def test_with_one_local_step_or_mu_0_it_is_fed_avg_bit_for_bit():

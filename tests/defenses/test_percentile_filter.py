@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from leakbench.defenses import percentile_filter, sgd
 from leakbench.defenses.core import Federated
+from leakbench.defenses.percentile_filter import percentile_filter
+from leakbench.defenses.sgd import sgd
 
 from .federated_runs import EVERYBODY, federated
 

@@ -1,19 +1,21 @@
 """What is particular to SCAFFOLD: its invariants, its noise, its two options, and what they send."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from leakbench.defenses import fed_avg, scaffold
 from leakbench.defenses.core import Recipe, RoundSchedule, full
 from leakbench.defenses.core.federated.rounds import OngoingFederation
+from leakbench.defenses.fed_avg import fed_avg
+from leakbench.defenses.scaffold import ControlVariates, scaffold
 
 from ..parameters import subtests
 from .duties import DATA, network
 from .federated_runs import EVERYBODY, FEDERATION, SHARDS, federated, parameters
 
-NOISY = {"noise_multiplier": 1.3}
+NOISY: dict[str, Any] = {"noise_multiplier": 1.3}
 
 
 def ongoing(method, **settings):
@@ -35,7 +37,7 @@ def test_the_servers_variate_is_the_mean_of_all_clients_and_each_is_the_mean_of_
     schedule = RoundSchedule(((0, 1, 2), (1, 3), (0, 1)))
     updates = {}
 
-    class Recorded(type(scaffold().rule)):
+    class Recorded(ControlVariates):
         def correct(self, state, round, point, update):
             updates.setdefault((round.number, float(state[0].sum()), id(state[0])), []).append(update.clone())
             return super().correct(state, round, point, update)
@@ -102,9 +104,9 @@ def test_option_one_sends_the_change_of_a_noisy_mean_gradient_at_the_global_mode
     run = federated(method, sampling=full(), schedule=EVERYBODY)
     model = network()
     for client in range(4):
-        model.zero_grad()
-        torch.nn.functional.cross_entropy(model(SHARDS[client][0]), SHARDS[client][1]).backward()
-        expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+        loss = torch.nn.functional.cross_entropy(model(SHARDS[client][0]), SHARDS[client][1])
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        expected = torch.cat([gradient.flatten() for gradient in gradients])
         torch.testing.assert_close(run.rounds[0].messages[client].extras["control"], expected, rtol=0, atol=5e-3)
 
 

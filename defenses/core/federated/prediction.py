@@ -7,6 +7,7 @@ The plans of every client's scheduled steps are executed on empty batches over a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -107,7 +108,7 @@ def calibrate_federated(
     Raises:
         ValueError: for budgets that clients have chosen, a schedule without clients, or a target that no noise proves.
     """
-    target = {"epsilon": epsilon, "delta": delta, "advantage": advantage, "tpr": tpr, "fpr": fpr}
+    target: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "advantage": advantage, "tpr": tpr, "fpr": fpr}
     if method.budgets:
         raise ValueError("budgets must be empty for a calibration, got some: clients have chosen their noise")
     rounds = [len(schedule.rounds_of(client)) for client in range(len(sizes))]

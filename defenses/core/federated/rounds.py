@@ -300,7 +300,7 @@ class _Outcome:
             bytes_up={client: message.bytes for client, message in self.messages.items()},
             bytes_down=dict(self._down),
             kinds={client: message.kind for client, message in self.messages.items()},
-            parameters=self.round.parameters if keep else None,
+            global_model=self.round.parameters if keep else None,
             messages=dict(self.messages) if keep else {},
             plans=dict(self.plans) if keep else {},
         )

@@ -42,7 +42,7 @@ class RoundRecord:
         bytes_up: client -> bytes of its message.
         bytes_down: client -> bytes of global model and broadcast.
         kinds: client -> form of its message.
-        parameters: global model before the round [dim]; None unless messages are kept.
+        global_model: parameters before the round [dim]; None unless messages are kept.
         messages: client -> message; empty unless messages are kept.
         plans: client -> executed plans with their noise; empty unless messages are kept.
     """
@@ -53,9 +53,20 @@ class RoundRecord:
     bytes_up: Mapping[int, int]
     bytes_down: Mapping[int, int]
     kinds: Mapping[int, MessageKind]
-    parameters: Float[Tensor, " dim"] | None = None
+    global_model: Float[Tensor, " dim"] | None = None
     messages: Mapping[int, Message] = field(default_factory=dict)
     plans: Mapping[int, tuple[NoisyPlan, ...]] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> Float[Tensor, " dim"]:
+        """The global model before the round.
+
+        Raises:
+            ValueError: for a run that kept none.
+        """
+        if self.global_model is None:
+            raise ValueError("keep_messages must be True for the global models of rounds, got False")
+        return self.global_model
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,14 +1,18 @@
 """Common bugs of private federated training, planted one at a time: the check that passes without them fails."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from leakbench import defenses
+from leakbench.defenses.clipped_sgd import clipped_sgd
 from leakbench.defenses.core import Federated, Recipe, RoundSchedule, full, own_noise, per_example_gradients
 from leakbench.defenses.core.federated import federated_setup, local_training, private_average, run
+from leakbench.defenses.dp_fed_avg import dp_fed_avg
+from leakbench.defenses.fed_avg import fed_avg
 from leakbench.defenses.moon import Contrastive
+from leakbench.defenses.scaffold import scaffold
 
 from ...duties import has_scale
 from ...federated_runs import EVERYBODY, FEDERATION, SHARDS, federated
@@ -18,7 +22,7 @@ BLACK = [(torch.zeros(12, 6), torch.zeros(12, dtype=torch.int64))] * 4
 
 def noise_of_control_variates_has_its_scale():
     """Changes of control variates in round 0, of gradients so short that all there is is noise: 1e4 x 1e-4 / 12."""
-    method = defenses.scaffold(clip_norm=1e-4, control="gradient", control_noise_multiplier=1e4, noise_multiplier=1e4)
+    method = scaffold(clip_norm=1e-4, control="gradient", control_noise_multiplier=1e4, noise_multiplier=1e4)
     draws = [federated(method, shards=BLACK, key=key, schedule=EVERYBODY) for key in range(10)]
     changes = [m.extras["control"] for one in draws for m in one.rounds[0].messages.values()]
     return has_scale(torch.stack(changes), 1.0 / 12)
@@ -36,14 +40,18 @@ def test_a_control_variate_without_noise_is_found(monkeypatch):
 
 
 def test_a_control_variate_that_is_asked_for_without_noise_proves_nothing():
-    claim = federated(defenses.scaffold(control="gradient", control_noise_multiplier=0.0, noise_multiplier=1.0))
+    claim = federated(scaffold(control="gradient", control_noise_multiplier=0.0, noise_multiplier=1.0))
     assert claim.claim(1e-5).reason == "no noise is added"
 
 
 class AfterTheNoise(Contrastive):
     """Adds the gradient of the contrastive term to the noisy update: what a naive wrapper of DP-SGD does."""
 
+    term: Any = None
+    batch: Any = None
+
     def network(self, model, loss):
+        contrastive: Any
         wrapped, contrastive = super().network(model, loss)
         without = replace(contrastive, mu=0.0)
         object.__setattr__(self, "term", lambda a, b: contrastive(a, b) - without(a, b))
@@ -64,7 +72,7 @@ def largest_move_by_a_record(rule):
     """Largest move of a client's undivided update by one of its records, in its second round, over the clip norm."""
     settings = {"sampling": full(), "recipe": Recipe(nominal_size=12), "lr": 0.5}
     federation, schedule = replace(FEDERATION, local_steps=1), RoundSchedule(((1,), (0,), (1,)))
-    method = Federated(client=defenses.clipped_sgd(clip_norm=0.02), rule=rule)
+    method = Federated(client=clipped_sgd(clip_norm=0.02), rule=rule)
     moves = []
     for record in range(12):
         kept = torch.arange(12) != record
@@ -112,7 +120,7 @@ def weights_are_covered_by_the_claim(one):
 
 def test_weights_by_size_under_add_remove_are_found(monkeypatch):
     shards = [SHARDS[0], tuple(part[:5] for part in SHARDS[1]), *SHARDS[2:]]
-    method = defenses.fed_avg(noise_multiplier=1.3)
+    method = fed_avg(noise_multiplier=1.3)
     by_size = replace(FEDERATION, weights="size")
     assert weights_are_covered_by_the_claim(federated(method, shards=shards))
     assert weights_are_covered_by_the_claim(federated(method, shards=shards, federation=by_size))
@@ -125,7 +133,7 @@ def test_weights_by_size_under_add_remove_are_found(monkeypatch):
 
 def noise_is_independent():
     """A client that subtracts its own message from another's leaves more noise, not none."""
-    method = defenses.fed_avg(clip_norm=1e-6, noise_multiplier=1e6)
+    method = fed_avg(clip_norm=1e-6, noise_multiplier=1e6)
     one = federated(method, shards=BLACK, schedule=EVERYBODY, sampling=full())
     first, second = (one.rounds[0].messages[client].tensors["values"] for client in (0, 1))
     return bool((first - second).norm() > first.norm())
@@ -139,7 +147,7 @@ def test_one_key_of_noise_for_all_clients_is_found(monkeypatch):
 
 def sums_are_divided_by_a_public_constant():
     """The displacement is the sum of the clipped updates that came, over participation x clients, whoever is lost."""
-    method = defenses.dp_fed_avg(update_norm=1e-3, noise_multiplier=0.0)
+    method = dp_fed_avg(update_norm=1e-3, noise_multiplier=0.0)
     schedule = replace(EVERYBODY, lost={(0, 1): 0, (0, 2): 4})
     one = federated(method, federation=replace(FEDERATION, participation=0.8), schedule=schedule)
     first, second = one.rounds[:2]
