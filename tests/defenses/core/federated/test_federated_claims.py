@@ -263,6 +263,8 @@ def test_noise_is_in_one_part_of_a_method_alone():
             Federated(client=noisy, **both)
         with pytest.raises(ValueError, match="alone, got it in local steps and"):
             Federated(client=dp_sgd(), **both)
+    with pytest.raises(ValueError, match="must be None with a private average, which bounds it itself"):
+        Federated(client=sgd(), update=clipped_sgd(), server=PrivateAverage(defense=noisy))
     with pytest.raises(ValueError, match="budgets must be of clients with noise in their local steps"):
         Federated(client=sgd(), update=noisy, budgets=(1.0,))
     with pytest.raises(ValueError, match="budgets must be one for each of 4 clients, got 1"):
