@@ -45,7 +45,7 @@ COMMAND_LINE_MAY_IMPORT = (*HUB_MAY_IMPORT, "leaderboard")
 MEASUREMENTS = ("benchmarks.speed", "benchmarks.gpu_check")
 # Each of these folders imports those before it, and none behind it.
 ORDER = {
-    "defenses.core": ("kernels", "randomness", "plan", "gradients", "privacy", "training"),
+    "defenses.core": ("kernels", "randomness", "plan", "gradients", "privacy", "training", "federated"),
     "audit": (
         *("isolation", "catalog", "suite", "evidence", "scoring", "targets", "plan", "subjects", "run"),
         *("selftest", "theory", "external", "cli"),

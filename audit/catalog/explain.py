@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import dataclass, replace
 from typing import Any
 
-from leakbench.defenses.core import BoundKind, FixedBoundKind
+from leakbench.defenses.core import BoundKind, Federated, FixedBoundKind
 
 from . import plugins
 from .listing import (
@@ -24,7 +24,7 @@ from .listing import (
     text_of_suite,
 )
 from .messages import CatalogError, in_one_line, no_such
-from .methods import BUDGETED, adapts, defense, find, settings
+from .methods import BUDGETED, adapts, find, method, settings
 from .settings import Setting, read_settings
 from .step_summary import StepSummary, step_summary
 
@@ -159,9 +159,13 @@ def _of_a_defense(name: str) -> tuple[Setting, ...]:
 
 
 def _facts(name: str) -> StepSummary | str:
-    """Returns releases and cost of a defense; for a third-party defense that fails at its defaults, the reason."""
+    """Returns releases and cost of a defense; for a third-party defense that fails at its defaults, the reason.
+
+    A step of a federated method is that of its part with noise: a local step, a client's update, or a round.
+    """
     try:
-        return step_summary(defense(name, {}))
+        built = method(name, {})
+        return step_summary(built.private_part if isinstance(built, Federated) else built)
     except Exception as error:  # third-party code may raise any exception, and is explained all the same
         if not foreign("defenses", name):
             raise

@@ -126,6 +126,26 @@ def _method_files(folders: tuple[tuple[Path, int], ...]) -> dict[str, Path]:
     }
 
 
+def central_names() -> tuple[str, ...]:
+    """Returns the defenses of central training: all but the federated methods; imports no method."""
+    return tuple(name for name in names("defenses") if not is_federated(name))
+
+
+def is_federated(name: str) -> bool:
+    """True if a built-in defense is a federated method: its function is annotated to return `Federated`."""
+    path = method_files("defenses").get(name)
+    return path is not None and _returns_federated(path, name, path.stat().st_mtime_ns)
+
+
+@cache
+def _returns_federated(path: Path, name: str, _modified: int) -> bool:
+    functions = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)]
+    return any(
+        function.name == name and function.returns is not None and ast.unparse(function.returns) == "Federated"
+        for function in functions
+    )
+
+
 def entry_points(kind: MethodKind) -> dict[str, list[importlib.metadata.EntryPoint]]:
     """Returns entry points of third-party distributions, by name of the method; cached at the first call."""
     return _entry_points(kind, tuple(sys.path))

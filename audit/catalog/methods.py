@@ -21,11 +21,34 @@ from pathlib import Path
 from typing import Any
 
 from leakbench.attacks.core import Attack
-from leakbench.defenses.core import Account, Adapted, BoundKind, Defense, Ledger, adapted, poisson, predict, rehearsed
+from leakbench.defenses.core import (
+    Account,
+    Adapted,
+    BoundKind,
+    Defense,
+    Federated,
+    Ledger,
+    adapted,
+    poisson,
+    predict,
+    rehearsed,
+)
 
 from ..isolation.worker import AttackProcessError, isolated
 from . import plugins
-from .listing import KINDS, MethodKind, check, entry_points, foreign, method_files, module_of, names, origin
+from .listing import (
+    KINDS,
+    MethodKind,
+    central_names,
+    check,
+    entry_points,
+    foreign,
+    is_federated,
+    method_files,
+    module_of,
+    names,
+    origin,
+)
 from .messages import CatalogError, in_one_line
 from .settings import Setting, read_settings, resolve_settings
 
@@ -41,15 +64,19 @@ EXTRAS = {
 
 __all__ = [
     "KINDS",
+    "FederatedMethod",
     "MissingExtra",
     "adapts",
     "attack",
     "attack_here",
+    "central_names",
     "check",
     "defense",
     "entry_points",
     "find",
     "foreign",
+    "is_federated",
+    "method",
     "method_files",
     "missing",
     "missing_module",
@@ -69,6 +96,10 @@ ADAPTIVE = "adaptive"
 
 class MissingExtra(CatalogError):
     """A method needs an optional dependency that is not installed."""
+
+
+class FederatedMethod(CatalogError):
+    """A federated method was named for central training."""
 
 
 def find(kind: MethodKind, name: str) -> Callable[..., Any]:
@@ -180,7 +211,7 @@ def resolve(kind: MethodKind, name: str, chosen: Mapping[str, Any]) -> dict[str,
 
 
 def defense(name: str, chosen: Mapping[str, Any] | None = None, *, noise_multiplier: float | None = None) -> Defense:
-    """Constructs a defense by name.
+    """Constructs a defense of central training by name.
 
     Args:
         name: its file name, or the path of its function.
@@ -189,9 +220,20 @@ def defense(name: str, chosen: Mapping[str, Any] | None = None, *, noise_multipl
 
     Raises:
         CatalogError: unknown name or settings, or a third-party file that raises, or returns no defense.
+        FederatedMethod: it is a federated method.
         MissingExtra: it needs a package that is not installed.
         ValueError: the method refuses a value.
     """
+    built = method(name, chosen, noise_multiplier=noise_multiplier)
+    if isinstance(built, Federated):
+        raise FederatedMethod(f"{name} is a federated method, and this run has no clients; `federate` trains it")
+    return built
+
+
+def method(
+    name: str, chosen: Mapping[str, Any] | None = None, *, noise_multiplier: float | None = None
+) -> Defense | Federated:
+    """Constructs a defense or a federated method by name; arguments and errors as for `defense`."""
     factory = find("defenses", name)
     resolved = resolve("defenses", name, chosen or {})
     # SGD, for example, adds no noise at any budget, and its function has no such argument.
@@ -209,10 +251,12 @@ def defense(name: str, chosen: Mapping[str, Any] | None = None, *, noise_multipl
         if not foreign("defenses", name):
             raise  # a bug of this library, located by its traceback
         raise CatalogError(f"{origin('defenses', name)} raised {in_one_line(error)}") from error
-    if not isinstance(built, Defense):
+    if not isinstance(built, Defense | Federated):
         raise CatalogError(
             f"{origin('defenses', name)} must return a leakbench.defenses.core.Defense, got {type(built).__name__}"
         )
+    if isinstance(built, Federated):
+        return built
     _refuse_own_noise(name, built, noise_multiplier)
     return _adapting(name, built) if ours else built
 

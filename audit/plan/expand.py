@@ -20,7 +20,7 @@ import torch
 from leakbench.attacks.core import Controls, Knows
 from leakbench.benchmarks import models
 from leakbench.benchmarks.core import Sizes, Splits
-from leakbench.defenses.core import Sampling, predict, refuse_batch_norm, standardised
+from leakbench.defenses.core import Federated, Sampling, predict, refuse_batch_norm, standardised
 
 from ..catalog import methods as catalog
 from ..catalog import plugins
@@ -206,8 +206,8 @@ def _defenses(suite: Suite) -> list[tuple[DefenseChoice, Control | None]]:
 @cache
 def _proves(name: str, settings: str) -> bool:
     """True if a defense proves an epsilon once it has noise; found by a dry run on a toy."""
-    defense = catalog.defense(name, json.loads(settings))
-    if defense.noise_multiplier is not None:
+    defense = catalog.method(name, json.loads(settings))
+    if isinstance(defense, Federated) or defense.noise_multiplier is not None:
         return False  # a multiplier that a defense sets itself is 0: the catalogue refuses any other
     try:
         claim = predict(defense.with_noise(1.0), sampling=Sampling("poisson", 0.5), steps=4).claim(1e-5)
@@ -218,7 +218,7 @@ def _proves(name: str, settings: str) -> bool:
 
 def budgets_of(suite: Suite, choice: DefenseChoice) -> list[dict[str, float]]:
     """Returns the budgets of a defense; a defense without noise is trained once, whatever the grid."""
-    if catalog.defense(choice.name, choice.settings).noise_multiplier is None:
+    if catalog.method(choice.name, choice.settings).noise_multiplier is None:
         return suite.budget_grid()
     return [{"delta": suite.budget.delta}]
 
@@ -360,7 +360,7 @@ def _own(data: str, model: str, sizes: Sizes, seed: int) -> dict[str, str]:
 
 
 def _cannot_run(defense: RequestedMethod) -> str:
-    """Returns the missing optional dependency of a defense, in words; empty if none. Found by a dry run on a toy."""
+    """Returns the reason why a defense cannot run: a missing dependency, or clients; empty if it can."""
     return _toy_run(defense.name, json.dumps(defense.settings))
 
 
@@ -369,7 +369,7 @@ def _toy_run(name: str, settings: str) -> str:
     try:
         defense = catalog.defense(name, json.loads(settings))
         predict(defense.with_noise(defense.noise_multiplier or 0.0), sampling=Sampling("poisson", 0.5), steps=4)
-    except catalog.MissingExtra as error:
+    except (catalog.MissingExtra, catalog.FederatedMethod) as error:
         return str(error)
     except (Exception, SystemExit):
         return ""  # the failure is recorded in its cells

@@ -172,7 +172,7 @@ def _opacus() -> list[Candidate]:
 def representatives() -> list[str]:
     """Returns the first defense of each kind of plan that proves something."""
     by_kind: dict[object, str] = {}
-    for name in catalog.names("defenses"):
+    for name in catalog.central_names():
         if catalog.foreign("defenses", name):
             continue
         defense = catalog.defense(name, settings_for(name, 1.0), noise_multiplier=1.0)

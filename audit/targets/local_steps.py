@@ -40,6 +40,8 @@ from leakbench.defenses.core import (
     Step,
     StepPlan,
     ToyRows,
+    UnknownToServer,
+    blind,
     contributions,
     keyed,
     outputs,
@@ -92,49 +94,6 @@ def turn(step: int, batch: int, examples: int) -> Int[Tensor, " batch"]:
 _TOY = Layout(("0.weight", "0.bias", "1.weight", "1.bias"), ((12, 8), (12,), (4, 12), (4,)))
 
 
-class _UnknownToServer(Exception):
-    """A method reads a value that a server which receives only the sum of local steps does not have."""
-
-
-class _NoRows:
-    """Public examples of known number, whose gradients at local parameters only the client can compute."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __call__(self, chosen: Tensor) -> Tensor:
-        raise _UnknownToServer("public gradients at the parameters between them")
-
-    def __getattr__(self, name: str) -> Any:
-        raise _UnknownToServer("public gradients at the parameters between them")
-
-
-_BETWEEN = {
-    "parameters": "the parameters between them",
-    "update": "the update of the step before",
-    "architecture": "the model between them",
-    "one_off": "a release of its own between them",
-}
-
-
-class _Blind(Context):
-    """A context of a later local step, without quantities that depend on the steps before it."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in _BETWEEN:
-            raise _UnknownToServer(_BETWEEN[name])
-        return object.__getattribute__(self, name)
-
-
-def _blind(context: Context) -> Context:
-    # Neither the constructor nor `replace`, because both read every field.
-    blind = object.__new__(_Blind)
-    vars(blind).update(vars(context))
-    if context.public is not None:
-        vars(blind)["public"] = _NoRows(context.public_size)
-    return blind
-
-
 def unknown_to_server(defense: Defense, state: State, context: Context, steps: int) -> str:
     """Returns the reason why a server with only the sum of local steps cannot know their plans; empty if it can.
 
@@ -158,10 +117,10 @@ def unknown_to_server(defense: Defense, state: State, context: Context, steps: i
         try:
             ones = tuple(torch.ones(b.codec.size, device=context.device) for b in plan.blocks)
             update = torch.ones(context.dim, device=context.device)
-            if defense.observe(state, _blind(context.at(step)), ones, update) is not state:
+            if defense.observe(state, blind(context.at(step)), ones, update) is not state:
                 return f"{why} follows from what the earlier ones released{out}"
-            state, plan = defense.plan(state, _blind(context.at(step + 1)))
-        except _UnknownToServer as asked:
+            state, plan = defense.plan(state, blind(context.at(step + 1)))
+        except UnknownToServer as asked:
             return f"{why} reads {asked}{out}"
         if plan.start_at is not None:
             return f"{why} starts at other parameters than the one before it ended at{out}"

@@ -11,6 +11,26 @@ from leakbench.lazy_names import lazy_names
 if TYPE_CHECKING:
     from leakbench.malloc import give_memory_back, keep_freed_memory
 
+    from .federated.client import own_noise, own_sampler_key
+    from .federated.messages.codecs import LargestEntries, Messages, PublicCoefficients, Reachable
+    from .federated.messages.message import (
+        Message,
+        decoded_message,
+        dense_message,
+        from_arrays,
+        share_outside,
+        to_arrays,
+    )
+    from .federated.messages.reach import reach
+    from .federated.method import Federated
+    from .federated.prediction import calibrate_federated, predict_federated
+    from .federated.private_average import PrivateAverage
+    from .federated.round import Reply, Round
+    from .federated.rounds import federate
+    from .federated.rules import Average, ClientRule, Follow, ServerRule, weighted_mean
+    from .federated.run import FederatedRun, RoundRecord
+    from .federated.schedule import Federation, RoundSchedule, draw_schedule
+    from .federated.server_view import UnknownToServer, blind
     from .gradients.augmentation import Augmentation, CropAndFlip, RecordSchedule, Views
     from .gradients.checks.batch_norm import group_norm_instead, refuse_batch_norm
     from .gradients.checks.synthetic_examples import Domain, Domains, tensors_of
@@ -108,6 +128,7 @@ __all__ = [
     "Adapted",
     "Adaptive",
     "Augmentation",
+    "Average",
     "Banded",
     "BandedInverse",
     "Bases",
@@ -116,6 +137,7 @@ __all__ = [
     "BoundKind",
     "Buffered",
     "Claim",
+    "ClientRule",
     "Codec",
     "Complement",
     "ConcatenatedCodec",
@@ -132,7 +154,11 @@ __all__ = [
     "Everything",
     "Execution",
     "FeatureStatistics",
+    "Federated",
+    "FederatedRun",
+    "Federation",
     "FixedBoundKind",
+    "Follow",
     "Gradient",
     "GradientAhead",
     "GradientDifference",
@@ -142,12 +168,15 @@ __all__ = [
     "InputTensors",
     "Inputs",
     "Keep",
+    "LargestEntries",
     "Layout",
     "Ledger",
     "Loss",
     "LossChange",
     "Masked",
     "MembershipLimit",
+    "Message",
+    "Messages",
     "Meter",
     "Method",
     "Noise",
@@ -157,8 +186,10 @@ __all__ = [
     "Offset",
     "OngoingRun",
     "Post",
+    "PrivateAverage",
     "Project",
     "Projected",
+    "PublicCoefficients",
     "PublicGradients",
     "PublicRows",
     "PublicSubspace",
@@ -166,17 +197,23 @@ __all__ = [
     "RandomKind",
     "RandomMasks",
     "RandomSubspace",
+    "Reachable",
     "Recipe",
     "RecordSchedule",
     "Recording",
     "Release",
     "Remembered",
+    "Reply",
     "Rescale",
+    "Round",
+    "RoundRecord",
+    "RoundSchedule",
     "Rows",
     "Run",
     "Sampling",
     "Scaled",
     "Scope",
+    "ServerRule",
     "SpanCodec",
     "Sparse",
     "StackError",
@@ -197,13 +234,16 @@ __all__ = [
     "Transcript",
     "Tree",
     "Trial",
+    "UnknownToServer",
     "Views",
     "Whole",
     "adapted",
     "adaptive_weight",
     "assumptions",
+    "blind",
     "bounded",
     "calibrate",
+    "calibrate_federated",
     "checked_multiplier",
     "clip",
     "clipped_sums",
@@ -211,11 +251,16 @@ __all__ = [
     "cross_entropy",
     "cyclic",
     "dealt",
+    "decoded_message",
+    "dense_message",
     "displacement_std",
+    "draw_schedule",
     "drop_in_each",
     "drop_overall",
+    "federate",
     "fixed",
     "floor_of",
+    "from_arrays",
     "from_generator",
     "from_os",
     "full",
@@ -231,12 +276,16 @@ __all__ = [
     "noise_within",
     "normalize",
     "outputs",
+    "own_noise",
+    "own_sampler_key",
     "partition",
     "per_example_gradients",
     "poisson",
     "predict",
+    "predict_federated",
     "predicted",
     "random_allocation",
+    "reach",
     "refuse_batch_norm",
     "refuse_count",
     "refuse_fraction",
@@ -249,11 +298,13 @@ __all__ = [
     "secure",
     "seed_from",
     "seeded",
+    "share_outside",
     "shuffle",
     "spread",
     "standardised",
     "sums_are_alike",
     "tensors_of",
+    "to_arrays",
     "token_cross_entropy",
     "train",
     "train_stacked",
@@ -261,6 +312,7 @@ __all__ = [
     "unbounded",
     "unverified",
     "velocity_std",
+    "weighted_mean",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -129,12 +129,27 @@ def release(
     gradients = (lambda _point: rows) if isinstance(rows, Tensor) else rows
     like = rows if isinstance(rows, Tensor) else rows(None)
     source = from_generator(noise) if isinstance(noise, torch.Generator) else noise
-    if sigma > 0 and source is not None and source.exact:
+    return release_rows(plan, gradients, like, source)
+
+
+def release_rows(
+    plan: NoisyPlan, gradients: Gradients, like: Tensor, noise: Noise | None, memory: NoiseMemory | None = None
+) -> Release:
+    """Executes a plan on rows that no model computes, such as clients' updates.
+
+    Args:
+        plan: fixed before the rows were drawn, with its noise.
+        gradients: function from a parameter point to the rows.
+        like: the rows at the current point; number, dtype and device are read.
+        noise: secret source; needed unless the multiplier is 0.
+        memory: state of correlated noise; None for a single step.
+    """
+    if plan.noise_multiplier > 0 and noise is not None and noise.exact:
         one_by_one = [(_only(gradients, i), None) for i in range(len(like))]
-        sums = exact_sums(plan.plan, one_by_one, units_of(plan, source), like.device)
+        sums = exact_sums(plan.plan, one_by_one, units_of(plan, noise), like.device)
     else:
         sums = totals(plan.plan, [added_up(plan.plan, gradients)], like.device)
-    return add_noise(plan, sums, source, like.dtype)
+    return add_noise(plan, sums, noise, like.dtype, memory)
 
 
 def units_of(plan: NoisyPlan, noise: Noise) -> list[float]:
@@ -350,7 +365,16 @@ class Engine:
         with entries(keys), full_precision():
             return choice.engine.batch(inputs, targets)
 
-    def run(self, plan: NoisyPlan, inputs: Inputs, targets: Tensor, *, seed: int | None = None) -> Release:
+    def run(
+        self,
+        plan: NoisyPlan,
+        inputs: Inputs,
+        targets: Tensor,
+        *,
+        seed: int | None = None,
+        noise: Noise | None = None,
+        memory: NoiseMemory | None = None,
+    ) -> Release:
         """Executes a plan on a batch, which may be empty.
 
         Args:
@@ -358,13 +382,15 @@ class Engine:
             inputs: the batch.
             targets: targets of the batch.
             seed: public seed of views and dropout; needed if there are any.
+            noise: secret source of this release; the engine's own if None. Parties that share an engine have their own.
+            memory: state of correlated noise that belongs to `noise`; the engine's own if None.
 
         Raises:
             ValueError: without a noise source or seed if they are needed, under `torch.autocast`, or for a batch on
                 another device than the model.
         """
         refuse_autocast(inputs)
-        noise = self.noise
+        noise, memory = self.noise if noise is None else noise, self.memory if memory is None else memory
         # Without noise there is no guarantee to keep, and exact sums would only be slower.
         exact = plan.noise_multiplier > 0 and noise is not None and noise.exact
         if exact and self._asked not in ("auto", "one_by_one"):
@@ -405,7 +431,7 @@ class Engine:
             ]
             with torch.no_grad():
                 sums = exact_sums(plan.plan, examples, units_of(plan, noise), like.device)
-            return add_noise(plan, sums, noise, like.dtype, self.memory)
+            return add_noise(plan, sums, noise, like.dtype, memory)
 
         def sums_of(chosen: _Part) -> tuple[Tensor, ...]:
             x, y, keys_of_part = part(chosen.chosen)
@@ -422,7 +448,7 @@ class Engine:
         # `CipherNoise` accepts the sums of a single micro-batch unconverted, which saves four passes over float64.
         as_they_are = len(parts) == 1 and isinstance(noise, CipherNoise) and plan.plan.correlated is None
         sums = parts[0] if as_they_are else totals(plan.plan, parts, like.device)
-        return add_noise(plan, sums, noise, like.dtype, self.memory)
+        return add_noise(plan, sums, noise, like.dtype, memory)
 
     def _micro_batches(
         self, choice: ChosenEngine, examples: int, like: Tensor, sums_of: Callable[[_Part], tuple[Tensor, ...]]

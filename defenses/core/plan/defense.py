@@ -262,6 +262,7 @@ class Context:
         one_off: function that executes a plan on all private data and charges it, given the plan and the step; None
             without data. Methods call `release`.
         device: device of the vectors.
+        round_steps: local steps of a client in a federated round; 1 in central training.
     """
 
     step: int
@@ -279,6 +280,7 @@ class Context:
     public: PublicRows | None = None
     one_off: Callable[[NoisyPlan, int], tuple[Tensor, ...]] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    round_steps: int = 1
 
     def __post_init__(self) -> None:
         if not self.layout.names:

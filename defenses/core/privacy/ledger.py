@@ -314,12 +314,13 @@ class Ledger:
             entries += [part for part in parts if part.steps]
         return Ledger(self.sampling, entries)
 
-    def claim(self, delta: float, *, time_limit: float = TIME_LIMIT) -> Claim:
+    def claim(self, delta: float, *, time_limit: float = TIME_LIMIT, unit: str = "example") -> Claim:
         """Returns the guarantee of all releases recorded so far.
 
         Args:
             delta: in (0, 1).
             time_limit: seconds for the PLD accountant when it is slow.
+            unit: privacy unit that the rows of the executed plans were.
         """
         s = self.sampling
         # A Gaussian under add/remove also holds under zero-out, not the other way round. With twice the sensitivity it
@@ -330,7 +331,7 @@ class Ledger:
         shared = {
             "delta": delta,
             "relation": relation,
-            "unit": "example",
+            "unit": unit,
             "sampling": s.kind,
             "sample_rate": s.rate,
         }

@@ -32,7 +32,8 @@ from ..randomness.noise import CipherNoise, SecureNoise
 _PACKAGE = __name__.partition(".core.")[0]
 # With the dot, which excludes packages whose names only begin alike. Post-processing costs no privacy, like a method,
 # and may be defined in the method's file.
-_BY_PACKAGE = {"method": f"{_PACKAGE}.", "post": f"{_PACKAGE}.", "optimizer": "torch.optim."}
+_BY_PACKAGE = {role: f"{_PACKAGE}." for role in ("method", "post", "rule", "messages", "server")}
+_BY_PACKAGE["optimizer"] = "torch.optim."
 _COMPOSED = (SpanCodec, Masked, ConcatenatedCodec, Stretched)
 _OURS: dict[str, tuple[type, ...]] = {
     "defense": (Defense,),

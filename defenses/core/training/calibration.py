@@ -36,8 +36,9 @@ _OF_GRID = 1e-6
 """Delta whose epsilon sets the resolution of the loss grid, if no epsilon is requested."""
 _MOST_STEPS = 1_000_000  # a minute or so of dry steps
 # Two layers with biases: methods with a basis or a direction per tensor or per layer then have several.
-_TOY = Layout(("a.weight", "a.bias", "b.weight", "b.bias"), ((4, 3), (4,), (2, 4), (2,)))
-TOY_DIM = _TOY.dim
+TOY_LAYOUT = Layout(("a.weight", "a.bias", "b.weight", "b.bias"), ((4, 3), (4,), (2, 4), (2,)))
+"""Layout of the dry runs of `predict`."""
+TOY_DIM = TOY_LAYOUT.dim
 """Length of a gradient in the dry runs of `predict`."""
 
 
@@ -96,7 +97,7 @@ def rehearsed(
     only: Collection[int] | None = None,
     others: Account | None = None,
     public: PublicRows | None = None,
-    layout: Layout = _TOY,
+    layout: Layout = TOY_LAYOUT,
     seed: int = 0,
     architecture: Callable[[], nn.Module] | None = None,
     input_shape: tuple[int, ...] = (),

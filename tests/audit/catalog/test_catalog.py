@@ -157,7 +157,7 @@ def test_a_defense_gets_its_noise_multiplier_if_it_has_use_for_one(written):
     for name in catalog.names("defenses"):
         if name != "toy_method":
             required = {key: 1.0 for key, setting in catalog.settings("defenses", name).items() if setting.required}
-            made = catalog.defense(name, required, noise_multiplier=1.5)
+            made = catalog.method(name, required, noise_multiplier=1.5)
             takes = "noise_multiplier" in inspect.signature(catalog.find("defenses", name)).parameters
             assert (made.noise_multiplier == 1.5) == takes
 
@@ -260,7 +260,7 @@ def test_models_are_counted_and_names_without_a_file_are_patterns():
 
 FIXED = {"adaptive_clipping", "diff2", "dp_macadam", "dp_muon", "dpdr", "geoclip", "gep", "per_layer"}
 """What has several things to bound, a clip norm that moves by itself, or one that others are measured by."""
-BOUNDED = [name for name in catalog.names("defenses") if "bound" in catalog.settings("defenses", name)]
+BOUNDED = [name for name in catalog.central_names() if "bound" in catalog.settings("defenses", name)]
 
 
 def offers_adaptive(name):

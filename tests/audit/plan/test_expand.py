@@ -249,6 +249,18 @@ def test_local_steps_decide_an_id_and_single_ones_move_none(suite_of):
     assert {json.dumps(cell.request.task["local"]) for cell in local} == {'{"epochs": 1, "batch": 2}'}
 
 
+def test_a_federated_method_is_skipped_in_a_central_suite_with_its_sentence(suite_of):
+    """Every cell, utility and shared updates included, and before any compute; the others are as they were."""
+    text = WITH_SHARE.replace('{ name = "dp_sgd" }', '{ name = "dp_sgd" }, { name = "moon", mu = 5.0 }')
+    with_it = plan(suite_of(text)).cells
+    skipped = [cell for cell in with_it if cell.request.defense.name == "moon"]
+    assert len(skipped) > 3
+    assert {cell.skip for cell in skipped} == {
+        "moon is a federated method, and this run has no clients; `federate` trains it"
+    }
+    assert {cell.id for cell in with_it} - {cell.id for cell in skipped} == {*ids(suite_of(WITH_SHARE))}
+
+
 def test_an_attack_that_must_control_training_is_skipped_with_its_sentence(suite_of, site):
     source = FEDERATED.replace("Access.FEDERATED", "Access.ALL_STEPS, controls=Controls.CANARIES")
     site.add("attacks", "spy", source.replace("import Access", "import Access, Controls"))

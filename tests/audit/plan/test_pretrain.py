@@ -150,7 +150,7 @@ def test_low_rank_adaptation_starts_from_the_pretrained_outputs_with_products_of
 
 
 @pytest.mark.long  # what a frozen layer asks of every method, again
-@subtests("name", catalog.names("defenses"))
+@subtests("name", catalog.central_names())
 def test_no_defense_moves_what_low_rank_adaptation_has_frozen(name):
     """Plans are of the trained parameters alone, whatever they are made of."""
     request = asked(train="lora", rank=2)

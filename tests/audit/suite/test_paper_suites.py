@@ -134,7 +134,7 @@ def test_features_that_a_reader_has_not_made_are_named_before_anything_is_comput
 @subtests("name", ["mnist_every_defense", "membership", "reconstruction", "reconstruction_small"])
 def test_a_suite_of_every_defense_has_them_all(name):
     asked = {choice.name for choice in load(name).defense_grid()}
-    assert asked == set(catalog.names("defenses"))
+    assert asked == set(catalog.central_names())
 
 
 def test_the_small_suite_of_membership_asks_attacks_of_the_large_one_with_fewer_models():

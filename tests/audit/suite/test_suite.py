@@ -654,7 +654,7 @@ def test_a_star_is_every_method_that_no_other_entry_names(suite_of):
     text = GOOD[:begin] + named + GOOD[end : GOOD.index("reported")]
     found = suite_of(text)
     names = [choice.name for choice in found.defense_grid()]
-    assert names == ["dp_sgd", "dp_sgd", *(name for name in catalog.names("defenses") if name != "dp_sgd")]
+    assert names == ["dp_sgd", "dp_sgd", *(name for name in catalog.central_names() if name != "dp_sgd")]
     # Of which each may be chosen or given other settings, as if it were written there.
     assert [one.name for one in found.select(defenses=["dpdr"]).defense_grid()] == ["dpdr"]
     other = found.with_overrides(["defense.dpdr.share=0.3"]).defense_grid()[names.index("dpdr")]

@@ -123,13 +123,13 @@ def defense(name: str, sigma: float) -> Defense:
 
 
 OWN = {"difference": Difference, "counted": Counted, "projected": Projected}
-ALL = [*catalog.names("defenses"), *OWN]
+ALL = [*catalog.central_names(), *OWN]
 NOISY = [name for name in ALL if defense(name, 1.0).noise_multiplier]
 
 
 def unless_alike(names):
     """The cases of these names, those left out of `make test` whose plans look like another's."""
-    ours = set(catalog.names("defenses")) - REPRESENTATIVES
+    ours = set(catalog.central_names()) - REPRESENTATIVES
     return [pytest.param(name, marks=pytest.mark.slow) if name in ours else name for name in names]
 
 

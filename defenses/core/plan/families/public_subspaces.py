@@ -6,6 +6,7 @@ public randomness, so it costs no privacy. It is used for `interval` steps and t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
@@ -58,11 +59,34 @@ class Subspaces(Protocol):
 
 
 class SubspaceMemory:
-    """Cache of the last step's codec, together with a basis that it may have formed."""
+    """Cache of the last step's codec, together with a basis that it may have formed, and of the last batch's bases."""
 
     def __init__(self) -> None:
         """Starts empty."""
         self._last: tuple[tuple[Remembered, ...], Subspace] | None = None
+        self._of_batch: tuple[Callable[[], object], tuple[object, ...], tuple[Remembered, ...]] | None = None
+
+    def bases(
+        self, batch: GradientBatch, key: tuple[object, ...], form: Callable[[], tuple[Remembered, ...]]
+    ) -> tuple[Remembered, ...]:
+        """Returns the bases of a batch: those of the last call, if the batch is the same object.
+
+        In federated training, all clients of a round share a batch.
+
+        Args:
+            batch: public gradients.
+            key: everything else that the bases depend on.
+            form: computes them.
+        """
+        last = self._of_batch
+        if last is not None and last[0]() is batch and last[1] == key:
+            return last[2]
+        bases = form()
+        try:
+            self._of_batch = weakref.ref(batch), key, bases
+        except TypeError:  # a batch of a type without weak references
+            self._of_batch = None
+        return bases
 
     def subspace(self, bases: tuple[Remembered, ...], spans: tuple[tuple[int, int], ...], dim: int) -> Subspace:
         """Returns the codec of these bases: the cached codec, if the bases are the same objects as in the last call."""
@@ -86,6 +110,7 @@ class PublicSubspace:
         auxiliary_size: public examples of a refresh, an upper limit on the directions of a basis.
         shortage: action if the pool is too small: `refuse`, or `lower_rank`, which uses the examples available and adds
             a remark to the run.
+        every_round: whether a basis is used for the local steps of a federated round, instead of `interval` steps.
     """
 
     rank: int
@@ -94,6 +119,7 @@ class PublicSubspace:
     auxiliary: Literal["random", "independent"] = "random"
     auxiliary_size: int | None = None
     shortage: Literal["refuse", "lower_rank"] = "refuse"
+    every_round: bool = False
     _memory: SubspaceMemory = field(default_factory=lambda: SubspaceMemory(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -120,24 +146,31 @@ class PublicSubspace:
             ValueError: when there are no public data, or too few and `shortage` is `refuse`.
         """
         size, remarks = self._examples(context)
-        spans = _spans(context, self.scope)
-        if bases is None or context.step % self.interval == 0:
-            block = context.step // self.interval if self.auxiliary == "independent" else None
+        spans, interval = _spans(context, self.scope), self._interval(context)
+        if bases is None or context.step % interval == 0:
+            block = context.step // interval if self.auxiliary == "independent" else None
             batch = context.public_batch(size, block=block)
             most = min(self.rank, size)
-            bases = tuple(
-                # Short tensors are kept whole: public gradients may span less, as those of a softmax's biases, whose
-                # entries sum to zero.
-                torch.eye(b - a, device=context.device) if b - a <= most else _directions(batch, a, b, most)
-                for a, b in spans
+            bases = self._memory.bases(
+                batch,
+                (spans, most, context.device),
+                lambda: tuple(
+                    # Short tensors are kept whole: public gradients may span less, as those of a softmax's biases,
+                    # whose entries sum to zero.
+                    torch.eye(b - a, device=context.device) if b - a <= most else _directions(batch, a, b, most)
+                    for a, b in spans
+                ),
             )
         return bases, self._memory.subspace(bases, spans, context.dim), remarks
+
+    def _interval(self, context: Context) -> int:
+        return context.round_steps if self.every_round else self.interval
 
     def _examples(self, context: Context) -> tuple[int, tuple[str, ...]]:
         """Number of public examples that a refresh reads, and remarks on it."""
         count, available = self.auxiliary_size or self.rank, context.public_size
         # Checked for the whole run: a pool that ran out halfway would have spent privacy for nothing.
-        refreshes = -(-context.steps // self.interval) if self.auxiliary == "independent" else 1
+        refreshes = -(-context.steps // self._interval(context)) if self.auxiliary == "independent" else 1
         if count * refreshes <= available:
             return count, ()
         most = available // refreshes

@@ -114,7 +114,7 @@ def test_deltas_by_rdp_are_no_less_than_where_the_record_is_there_or_not():
     assert (rdp_divergences([replaced]) >= rdp_divergences([poisson])).all()
 
 
-@subtests("name", catalog.names("defenses"))
+@subtests("name", catalog.central_names())
 def test_no_method_costs_less_than_its_noise_under_the_event(name):
     defense = catalog.defense(name, {}, noise_multiplier=None)
     defense = defense if defense.noise_multiplier is not None else defense.with_noise(1.5)

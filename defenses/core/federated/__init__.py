@@ -1,0 +1,1 @@
+"""Federated training: clients take local steps under a defense, and a server averages their messages."""

@@ -1,0 +1,204 @@
+"""Predicted ledgers of a federated run, and noise calibrated to its worst client.
+
+The plans of every client's scheduled steps are executed on empty batches over a toy layout, as in
+`training/calibration.py`. Clients with the same sampler and the same rounds share a dry run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..gradients.executor import Release, add_noise
+from ..plan.defense import Context, Defense, NoisyPlan
+from ..plan.public_data import ToyRows
+from ..privacy.ledger import Ledger
+from ..privacy.sampling import Sampling, fixed
+from ..randomness.noise import seeded
+from ..training.calibration import TOY_DIM, TOY_LAYOUT, calibrate
+from ..training.step import Account, Execute, Stepper
+from .method import Federated
+from .schedule import Federation, RoundSchedule
+
+
+def predict_federated(
+    method: Federated, sizes: Sequence[int], *, federation: Federation, sampling: Sampling, schedule: RoundSchedule
+) -> tuple[Ledger, ...]:
+    """Returns the ledger that every client of a run will have, from dry runs without data.
+
+    Args:
+        method: with its noise multiplier set.
+        sizes: public number of every client's examples; 0 for a client without data.
+        federation: shape of the run.
+        sampling: sampler of a client's records.
+        schedule: participants and losses of the rounds.
+    """
+    method.check(len(sizes))
+    clients = range(len(sizes))
+    schedule.check(federation, [client for client in clients if sizes[client]])
+    if method.noise_place == "local steps":
+        own = federation.samplings(sampling, sizes)
+        known: dict[object, Ledger] = {}
+        ledgers = []
+        for client in clients:
+            steps_by_round = [
+                (number, schedule.steps_of(client, number, federation.local_steps))
+                for number in schedule.rounds_of(client)
+            ]
+            key = (own[client], method.client_defense(client).noise_multiplier, tuple(steps_by_round))
+            if key not in known:
+                known[key] = _of_records(method, method.client_defense(client), own[client], federation, steps_by_round)
+            ledgers.append(Ledger(own[client], list(known[key].entries)))
+        return tuple(ledgers)
+    if method.noise_place == "update":
+        sent = [
+            [number for number in schedule.rounds_of(client) if (number, client) not in schedule.lost]
+            for client in clients
+        ]
+        return tuple(_of_rounds(method.private_part, fixed(1.0), federation, rounds) for rounds in sent)
+    populated = sum(1 for size in sizes if size)
+    of_clients = federation.sampling_of_clients(populated)
+    everyone = range(federation.rounds)
+    return tuple(
+        _of_rounds(
+            method.private_part,
+            of_clients,
+            federation,
+            schedule.rounds_of(client) if federation.participants == "fixed" else everyone,
+        )
+        if sizes[client]
+        else Ledger(sampling)
+        for client in clients
+    )
+
+
+def calibrate_federated(
+    method: Federated,
+    sizes: Sequence[int],
+    *,
+    federation: Federation,
+    sampling: Sampling,
+    schedule: RoundSchedule,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    advantage: float | None = None,
+    tpr: float | None = None,
+    fpr: float | None = None,
+) -> Federated:
+    """Returns the method with the smallest noise multiplier that proves a target for its worst client.
+
+    The noise is that of the client with the largest planned number of rounds under its sampler; losses are not counted
+    on. All other clients, and the worst one if it is lost, prove more.
+
+    Args:
+        method: its noise multiplier, if set, is replaced.
+        sizes: as for `predict_federated`.
+        federation: shape of the run.
+        sampling: sampler of a client's records.
+        schedule: participants of the rounds.
+        epsilon: target at `delta`, in nats.
+        delta: in (0, 1).
+        advantage: largest TPR - FPR of any membership test.
+        tpr: largest true positive rate at `fpr`.
+        fpr: false positive rate.
+
+    Raises:
+        ValueError: for budgets that clients have chosen, a schedule without clients, or a target that no noise proves.
+    """
+    target: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "advantage": advantage, "tpr": tpr, "fpr": fpr}
+    if method.budgets:
+        raise ValueError("budgets must be empty for a calibration, got some: clients have chosen their noise")
+    rounds = [len(schedule.rounds_of(client)) for client in range(len(sizes))]
+    if not any(rounds):
+        raise ValueError("schedule must have a client in some round, got none")
+    part, cases = method.private_part, []
+    if method.noise_place == "update":
+        cases.append((fixed(1.0), max(rounds), ()))
+    elif method.noise_place == "server":
+        populated = sum(1 for size in sizes if size)
+        fixed_rounds = federation.participants == "fixed"
+        cases.append(
+            (federation.sampling_of_clients(populated), max(rounds) if fixed_rounds else federation.rounds, ())
+        )
+    else:
+        most: dict[Sampling, int] = {}
+        for own, count in zip(federation.samplings(sampling, sizes), rounds, strict=True):
+            most[own] = max(count, most.get(own, 0))
+        releases = method.rule.releases(TOY_DIM)
+        cases += [(own, count * federation.local_steps, releases * count) for own, count in most.items() if count]
+    multipliers = [
+        calibrate(part, **target, sampling=own, steps=steps, before=before).calibrated_multiplier
+        for own, steps, before in cases
+    ]
+    return method.with_noise(max(multipliers))
+
+
+def _of_records(
+    method: Federated,
+    defense: Defense,
+    sampling: Sampling,
+    federation: Federation,
+    rounds: Sequence[tuple[int, int]],
+) -> Ledger:
+    """Returns the ledger of a client whose records are the unit.
+
+    Args:
+        method: for the releases of its rule.
+        defense: the client's.
+        sampling: the client's.
+        federation: shape of the run.
+        rounds: (number, local steps steps_by_round) of the client's rounds.
+    """
+    account = Account(Ledger(sampling))
+    begun, tau = False, federation.local_steps
+    stepper, execute, parameters = _toy(defense, account, federation.steps, sampling.steps_per_epoch, tau)
+    for number, steps in rounds:
+        if not steps:
+            continue
+        if not begun:
+            stepper.start()
+            begun = True
+        for plan in method.rule.releases(parameters.numel()):
+            account.charge(plan, step=number * tau, one_off=True)
+        for step in range(number * tau, number * tau + steps):
+            stepper.take(step, parameters.clone(), execute, account)
+            parameters -= stepper.update
+            stepper.judge(execute, account)
+    return account.ledger
+
+
+def _of_rounds(defense: Defense, sampling: Sampling, federation: Federation, rounds: Sequence[int]) -> Ledger:
+    """Returns the ledger of a client that is the unit, from a dry run of its rounds."""
+    account = Account(Ledger(sampling))
+    stepper, execute, parameters = _toy(defense, account, federation.rounds, sampling.steps_per_epoch)
+    stepper.start()
+    for number in rounds:
+        stepper.take(number, parameters.clone(), execute, account)
+    return account.ledger
+
+
+def _toy(
+    defense: Defense, account: Account, steps: int, per_epoch: int, round_steps: int = 1
+) -> tuple[Stepper, Execute, Tensor]:
+    """Returns a stepper over a toy layout, the executor of its plans on empty batches, and its parameters."""
+    noise, layout = seeded(0), TOY_LAYOUT
+
+    def execute(plan: NoisyPlan) -> Release:
+        sums = [torch.zeros(block.codec.size, dtype=torch.float64) for block in plan.blocks]
+        return add_noise(plan, sums, noise, torch.float32)
+
+    parameters = torch.zeros(layout.dim)
+    context = Context(
+        step=0,
+        steps=steps,
+        steps_per_epoch=per_epoch,
+        layout=layout,
+        parameters=parameters.clone(),
+        public=ToyRows(layout.dim),
+        one_off=account.one_off(execute),
+        round_steps=round_steps,
+    )
+    return Stepper(defense, context, parameters.copy_), execute, parameters

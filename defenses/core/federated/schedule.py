@@ -1,0 +1,221 @@
+"""Schedules of a federated run: which clients train in which round, and which are lost, all drawn before the run.
+
+`fixed`: a uniform subset of m = max(1, round(rho K)) clients each round, without replacement. `poisson`: every client
+joins each round independently with probability rho; a round may be empty. `partition`: every client joins exactly one
+round of each cycle of ceil(1 / rho), the same in all cycles.
+
+Guarantee:
+    A schedule is independent of all data. It is public, so it amplifies nothing, except for `poisson` in a run whose
+    unit is a client: there it is drawn with a secret key, by the sampler that the ledger charges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from ..plan.refusals import refuse_count, refuse_unknown
+from ..privacy.sampling import Sampling, full, partition, poisson
+from ..randomness.keys import key_from, keyed, seed_from
+
+Participants = Literal["fixed", "poisson", "partition"]
+"""Distribution of a round's clients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """Shape of a federated run, independent of the method.
+
+    Attributes:
+        rounds: number of rounds, R.
+        local_steps: local steps of a client in a round, tau.
+        participation: expected fraction of the clients in a round, rho, in (0, 1].
+        participants: distribution of a round's clients.
+        equal: clients have the same sample "rate", or the same expected "batch", at which small clients pay more: their
+            rate is min(1, B / n_i), with B the expected batch of a client of average size at the given rate.
+        weights: weights of the average: "uniform", or "size" for n_i over the sum of a round's replies, which releases
+            the sizes: claims are then under zero_out.
+        server_lr: factor of the averaged displacement, gamma.
+        dropout: probability with which a scheduled client is lost in a round, after a uniform number of its local
+            steps, from none to all; drawn with the schedule.
+    """
+
+    rounds: int
+    local_steps: int = 1
+    participation: float = 0.8
+    participants: Participants = "fixed"
+    equal: Literal["rate", "batch"] = "rate"
+    weights: Literal["uniform", "size"] = "uniform"
+    server_lr: float = 1.0
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        refuse_count("rounds", self.rounds)
+        refuse_count("local_steps", self.local_steps)
+        if not 0 < self.participation <= 1:
+            raise ValueError(f"participation must be in (0, 1], got {self.participation}")
+        refuse_unknown("participants", self.participants, ("fixed", "poisson", "partition"))
+        refuse_unknown("equal", self.equal, ("rate", "batch"))
+        refuse_unknown("weights", self.weights, ("uniform", "size"))
+        if not (math.isfinite(self.server_lr) and self.server_lr > 0):
+            raise ValueError(f"server_lr must be a positive finite number, got {self.server_lr}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    @property
+    def steps(self) -> int:
+        """Number of local steps of a client that takes part in every round."""
+        return self.rounds * self.local_steps
+
+    def sampling_of_clients(self, clients: int) -> Sampling:
+        """Returns the sampler that a ledger charges where a client is the unit.
+
+        Args:
+            clients: number of clients with data.
+        """
+        if self.participants == "poisson":
+            return poisson(self.participation) if self.participation < 1 else full()
+        if self.participants == "partition":
+            return partition(self.participation)
+        # A record of this sampler takes part in every step; the loop charges a client for its own rounds alone.
+        return partition(1.0)
+
+    def samplings(self, sampling: Sampling, sizes: Sequence[int]) -> list[Sampling]:
+        """Returns each client's sampler of records; clients without data get the given one.
+
+        Args:
+            sampling: the sampler; for `equal = "batch"` its rate is that of a client of average size.
+            sizes: public numbers of the clients' examples.
+
+        Raises:
+            ValueError: for a sampler that deals records by epochs which local steps do not complete.
+        """
+        populated = [size for size in sizes if size]
+        if self.equal == "batch" and populated:
+            batch = sampling.rate * sum(populated) / len(populated)
+            own = [_at_rate(sampling, min(1.0, batch / size)) if size else sampling for size in sizes]
+        else:
+            own = [sampling] * len(sizes)
+        for own_sampling in {sampler for sampler, size in zip(own, sizes, strict=True) if size}:
+            self._refuse_cut_epochs(own_sampling)
+        if sampling.kind == "truncated_poisson" and {*populated} - {sampling.examples}:
+            raise ValueError(
+                f"truncated_poisson must be of the examples of every client, got {sampling.examples} for clients of "
+                f"{', '.join(map(str, sorted({*populated})))}; take poisson"
+            )
+        return own
+
+    def _refuse_cut_epochs(self, sampling: Sampling) -> None:
+        epochs = {
+            "shuffle": sampling.steps_per_epoch,
+            "partition": sampling.steps_per_epoch,
+            "random_allocation": sampling.steps_per_epoch,
+            "cyclic": sampling.groups,
+        }
+        steps = epochs.get(sampling.kind, 1)
+        if self.local_steps % steps:
+            raise ValueError(
+                f"local_steps must be whole epochs of {steps} steps under {sampling.kind} sampling, got "
+                f"{self.local_steps}: rounds that a client misses would cut its epochs; take poisson"
+            )
+
+
+def _at_rate(sampling: Sampling, rate: float) -> Sampling:
+    if sampling.kind not in ("poisson", "fixed", "shuffle", "partition", "random_allocation"):
+        raise ValueError(f"equal must be 'rate' under {sampling.kind} sampling, got 'batch'")
+    return Sampling(sampling.kind, rate)
+
+
+@dataclass(frozen=True)
+class RoundSchedule:
+    """Participants of every round, and losses.
+
+    Attributes:
+        rounds: numbers of the clients of each round, in the order in which they train.
+        lost: (round, client) -> number of local steps after which the client is lost, from 0 to local_steps.
+    """
+
+    rounds: tuple[tuple[int, ...], ...]
+    lost: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+    def rounds_of(self, client: int) -> tuple[int, ...]:
+        """Returns the rounds in which a client is scheduled."""
+        return tuple(number for number, clients in enumerate(self.rounds) if client in clients)
+
+    def steps_of(self, client: int, round: int, local_steps: int) -> int:
+        """Returns the local steps that a scheduled client takes in a round."""
+        return min(self.lost.get((round, client), local_steps), local_steps)
+
+    def check(self, federation: Federation, populated: Sequence[int]) -> None:
+        """Raises `ValueError` for a schedule of another length, an unknown client, a client without data or a repeat.
+
+        Args:
+            federation: the run's.
+            populated: numbers of the clients with data.
+        """
+        if len(self.rounds) != federation.rounds:
+            raise ValueError(f"schedule must have {federation.rounds} rounds, got {len(self.rounds)}")
+        for number, clients in enumerate(self.rounds):
+            if len({*clients}) < len(clients) or {*clients} - {*populated}:
+                numbers = ", ".join(map(str, clients))
+                raise ValueError(f"round {number} of the schedule must have distinct clients with data, got {numbers}")
+
+    def check_of_clients(self, federation: Federation, *, given: bool) -> None:
+        """Refuses a schedule that is not the participation of clients which a ledger charges.
+
+        Args:
+            federation: the run's.
+            given: whether the schedule was given, and not drawn with a secret key.
+
+        Raises:
+            ValueError: for a given schedule under `poisson`, or a client that is twice in a cycle of a `partition`.
+        """
+        if federation.participants == "poisson" and given:
+            raise ValueError(
+                "schedule must be None for participants='poisson' where a client is the unit, got one: only a secret "
+                "draw amplifies; give participants='fixed'"
+            )
+        if federation.participants != "partition":
+            return
+        cycle = federation.sampling_of_clients(1).steps_per_epoch
+        for first in range(0, len(self.rounds), cycle):
+            members = [client for clients in self.rounds[first : first + cycle] for client in clients]
+            if len({*members}) < len(members):
+                raise ValueError(
+                    f"a partition must have every client at most once in {cycle} rounds, got one more often in the "
+                    f"rounds from {first}; give participants='fixed'"
+                )
+
+
+def draw_schedule(federation: Federation, populated: Sequence[int], *, seed: int, key: int) -> RoundSchedule:
+    """Draws a schedule.
+
+    Args:
+        federation: shape of the run.
+        populated: numbers of the clients with data.
+        seed: public seed, of `fixed` and `partition` and of losses.
+        key: key of `poisson`: secret if a client is the unit, otherwise any public number.
+    """
+    clients, rho = len(populated), federation.participation
+    rounds: list[tuple[int, ...]] = []
+    for number in range(federation.rounds):
+        if federation.participants == "fixed":
+            order = torch.randperm(clients, generator=keyed(seed_from(seed, "participants", number)))
+            chosen = order[: max(1, round(rho * clients))].sort().values
+        else:
+            sampling = poisson(rho) if federation.participants == "poisson" else partition(rho)
+            own = key if federation.participants == "poisson" else key_from("partition of clients", seed)
+            chosen = sampling.indices(number, clients, own).sort().values
+        rounds.append(tuple(populated[position] for position in chosen.tolist()))
+    lost = {}
+    for number, members in enumerate(rounds):
+        generator = keyed(seed_from(seed, "losses", number))
+        uniforms = torch.rand(2 * len(members), generator=generator, dtype=torch.float64).tolist()
+        for client, uniform, share in zip(members, uniforms[::2], uniforms[1::2], strict=True):
+            if uniform < federation.dropout:
+                lost[number, client] = min(federation.local_steps, int(share * (federation.local_steps + 1)))
+    return RoundSchedule(tuple(rounds), lost)

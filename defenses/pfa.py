@@ -1,0 +1,138 @@
+"""PFA: updates are projected on a subspace, of public gradients or of the clients with the loosest budgets.
+
+Liu, Lou, Wang, Xi & Wang, "Projected Federated Averaging with Heterogeneous Differential Privacy", VLDB 2022, Algorithm
+1, and the simplified form of the PCDP-SGD paper. `variant="simplified"`: clients train under DP-SGD and send the
+coefficients V^T Delta of their displacement, along public directions at the global model; the rest is lost.
+`variant="full"`: clients choose budgets, each with its noise multiplier and ledger; those with the loosest budgets
+count as "public". V are the leading right singular vectors of their displacements, for every tensor, and the next
+model moves by (m_pub / m) mean_pub + (m_priv / m) V V^T mean_priv. Displacements are releases, so V is free, and no
+public data are read.
+Deviation: the simplified form's V, which its paper does not define, is that of `fed_pcdp`; the loosest budgets are
+those of the lower component of a two-component Gaussian mixture on the logarithms of the noise multipliers, unless a
+threshold is set; the variant in which clients project themselves ("+") is left out.
+Guarantee: unit record: each local step is a Gaussian mechanism at the client's noise multiplier; all else is
+post-processing. Budgets are public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .core import (
+    Average,
+    Federated,
+    FixedBoundKind,
+    PublicCoefficients,
+    PublicSubspace,
+    Reply,
+    Round,
+    Subspace,
+    leading_directions,
+    refuse_count,
+    refuse_unknown,
+    weighted_mean,
+)
+from .dp_sgd import dp_sgd
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectedAverage(Average):
+    """Server rule that projects displacements of clients with strict budgets on the span of the others'.
+
+    Attributes:
+        loose: numbers of the clients whose budget is loose.
+        rank: k, largest number of directions of a tensor.
+    """
+
+    loose: frozenset[int]
+    rank: int
+
+    def aggregate(self, state: None, round: Round, replies: Sequence[Reply]) -> tuple[None, Tensor]:
+        """Returns the weighted sum of the mean of loose clients, and of the projected mean of strict ones.
+
+        In a round without loose clients, or without strict ones, it is the plain mean.
+        """
+        public = [reply for reply in replies if reply.client in self.loose]
+        private = [reply for reply in replies if reply.client not in self.loose]
+        if not public or not private:
+            return super().aggregate(state, round, replies)
+        rows = torch.stack([reply.delta for reply in public])
+        spans = round.context.layout.slices
+        # Uncentred, and no more directions than rows.
+        bases = tuple(leading_directions(rows[:, a:b], min(self.rank, len(rows), b - a)) for a, b in spans)
+        span = Subspace(bases, spans, rows.shape[1])
+        of_public, of_private = (
+            weighted_mean([reply.delta for reply in part], [reply.weight for reply in part])
+            for part in (public, private)
+        )
+        share = sum(reply.weight for reply in public) / sum(reply.weight for reply in replies)
+        inside = span.project(of_private.unsqueeze(0)).squeeze(0)
+        return state, share * of_public + (1 - share) * inside
+
+
+def loosest(budgets: Sequence[float], threshold: float | None) -> frozenset[int]:
+    """Returns the numbers of the clients with loose budgets.
+
+    Args:
+        budgets: noise multiplier of every client; positive without a threshold.
+        threshold: largest multiplier of a loose budget; None for a two-component mixture. Equal budgets are all loose.
+    """
+    if threshold is None and len({*budgets}) > 1:
+        from sklearn.mixture import GaussianMixture  # here, because it would delay the import of the method
+
+        logs = np.log(np.asarray(budgets))[:, None]
+        mixture = GaussianMixture(2, random_state=0).fit(logs)
+        lower = int(np.argmin(np.asarray(mixture.means_)[:, 0]))
+        return frozenset(np.flatnonzero(mixture.predict(logs) == lower).tolist())
+    limit = math.inf if threshold is None else threshold
+    return frozenset(client for client, multiplier in enumerate(budgets) if multiplier <= limit)
+
+
+def pfa(
+    *,
+    clip_norm: float = 1.0,
+    variant: Literal["simplified", "full"] = "simplified",
+    rank: int = 20,
+    auxiliary_size: int | None = None,
+    budgets: tuple[float, ...] = (),
+    threshold: float | None = None,
+    bound: FixedBoundKind = "clip",
+    regulariser: float | None = None,
+    noise_multiplier: float | None = None,
+) -> Federated:
+    """Federated averaging of projected updates, of clients that train under DP-SGD.
+
+    Args:
+        clip_norm: C, largest norm of an example's gradient, L2, in gradient units.
+        variant: "simplified" projects every message on public directions, "full" the strict clients' updates on the
+            loose ones'.
+        rank: k, largest number of directions of a tensor.
+        auxiliary_size: public examples of a round, for "simplified"; None for as many as `rank`.
+        budgets: noise multiplier of every client, for "full".
+        threshold: largest noise multiplier of a loose budget, for "full"; None for a mixture of two components.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C in every local step, for "simplified"; None until calibrated.
+    """
+    refuse_unknown("variant", variant, ("simplified", "full"))
+    refuse_count("rank", rank)
+    client = dp_sgd(clip_norm=clip_norm, bound=bound, regulariser=regulariser, noise_multiplier=noise_multiplier)
+    if variant == "simplified":
+        if budgets or threshold is not None:
+            raise ValueError("budgets and threshold must go with variant 'full', got them with 'simplified'")
+        subspace = PublicSubspace(rank=rank, auxiliary_size=auxiliary_size)
+        return Federated(client=client, messages=PublicCoefficients(subspace=subspace), name="pfa")
+    if not budgets or (threshold is None and min(budgets) <= 0):
+        raise ValueError(
+            f"budgets must be a positive noise multiplier for every client in variant 'full', got {budgets}"
+        )
+    server = ProjectedAverage(loose=loosest(budgets, threshold), rank=rank)
+    return Federated(client=client, server=server, budgets=budgets, name="pfa")
