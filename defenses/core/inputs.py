@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args, is_typeddict
+from typing import Any, TypeVar, get_args, is_typeddict
 
 import torch
 from torch import Tensor, nn
@@ -152,6 +152,8 @@ class InputTensors:
 Inputs = Tensor | InputTensors
 """Inputs of a batch: a tensor [n, ...], or several."""
 
+_Given = TypeVar("_Given", bound=Inputs)
+
 
 # PyTorch also puts numbers of dimensions in the places of tensors, so their types are not checked here.
 def _flattened(inputs: InputTensors) -> tuple[list[Any], tuple[str, ...] | None]:
@@ -182,9 +184,10 @@ def rebuilt(like: Inputs, tensors: Sequence[Tensor]) -> Inputs:
     return tensors[0] if isinstance(like, Tensor) else InputTensors(tuple(tensors), like.names)
 
 
-def changed(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+def changed(inputs: _Given, change: Callable[[Tensor], Tensor]) -> _Given:
     """Returns the inputs with `change` applied to each tensor."""
-    return change(inputs) if isinstance(inputs, Tensor) else inputs.map(change)
+    values: Any = change(inputs) if isinstance(inputs, Tensor) else inputs.map(change)
+    return values
 
 
 def joined(batches: Sequence[Inputs]) -> Inputs:

@@ -41,10 +41,11 @@ def claimed(name, sampling):
 
 @subtests("name", list(GOLDEN))
 def test_a_claim_is_what_it_was(name):
+    # Words exactly, numbers to nine digits; blt's follow from an optimiser, which ends elsewhere on other processors.
+    rel = 1e-5 if name == "blt" else 1e-9
     for sampling, golden in GOLDEN[name].items():
-        # A number to nine digits, words exactly.
         expected = {
-            key: pytest.approx(value, rel=1e-9) if isinstance(value, float) else value for key, value in golden.items()
+            key: pytest.approx(value, rel=rel) if isinstance(value, float) else value for key, value in golden.items()
         }
         assert claimed(name, sampling) == expected, sampling
 

@@ -90,10 +90,10 @@ class PublicGradients:
 
     def __init__(
         self,
-        rows: Callable[[Inputs, Tensor], Tensor],
+        rows: Callable[..., Tensor],
         inputs: Inputs,
         labels: Tensor,
-        factored: Callable[[Inputs, Tensor], GradientBatch] | None = None,
+        factored: Callable[..., GradientBatch] | None = None,
     ) -> None:
         """Takes the examples and the functions that compute their per-example gradients at the current parameters.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ by position. Labels are [n], or [n, positions] for a loss by token.
 """
 
 
+_Given = TypeVar("_Given", bound=Inputs)
 _INPUTS = ("inputs", "x", "images", "data", "image", "img", "features", "pixel_values", "pixels")
 _LABELS = ("labels", "y", "label", "targets", "target")
 
@@ -170,7 +171,7 @@ def _tensor(values: Any, argument: str) -> Tensor:
         ) from None
 
 
-def fitting(inputs: Inputs, labels: Tensor, model: nn.Module, loss: Loss, argument: str) -> tuple[Inputs, Tensor]:
+def fitting(inputs: _Given, labels: Tensor, model: nn.Module, loss: Loss, argument: str) -> tuple[_Given, Tensor]:
     """Returns examples in the dtypes that a model and its loss take, if the conversion is unambiguous.
 
     Inputs in another precision than the model's are converted. For the cross-entropy of class numbers, so are labels
