@@ -34,7 +34,8 @@ from leakbench.defenses.core import (
 from leakbench.defenses.core.gradients.executor import add_noise
 from leakbench.defenses.core.plan.bound import finite_rows
 from leakbench.defenses.core.randomness.noise import CipherNoise
-from leakbench.defenses.core.training.ongoing import OngoingRun, TrainingSettings
+from leakbench.defenses.core.training.ongoing import OngoingRun
+from leakbench.defenses.core.training.settings import TrainingSettings
 
 from .protocol import Trainer, TrainerTask
 from .trainers import VIEWS, plain, under_defense
@@ -111,7 +112,7 @@ def with_engine(kind: type[Engine]) -> Callable[..., Run]:
                 noise=settings.noise,
                 augmentation=settings.recipe.augmentation,
                 # The constant that sums are divided by, which the recipe may set regardless of the sample rate.
-                expected_batch=self._expected_batch,
+                expected_batch=self.expected_batch,
             )
 
     return fit_by(WithEngine)
@@ -294,7 +295,7 @@ class ReleasesTwice(OngoingRun):
         first = super()._on_batch(plan, batch)
         meter = self.settings.recording.meter
         if meter is not None:
-            meter.add(self.stepper.context.step, first.total / self._expected_batch)
+            meter.add(self.stepper.context.step, first.total / self.expected_batch)
         return super()._on_batch(plan, batch)
 
 

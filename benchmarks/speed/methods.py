@@ -33,7 +33,8 @@ from leakbench.defenses.core import (
     rehearsed,
     seeded,
 )
-from leakbench.defenses.core.training.ongoing import OngoingRun, TrainingSettings
+from leakbench.defenses.core.training.ongoing import OngoingRun
+from leakbench.defenses.core.training.settings import TrainingSettings
 
 from .harness import TimedCall
 from .networks import Workload, parameters

@@ -107,9 +107,9 @@ if TYPE_CHECKING:
         rehearsed,
     )
     from .training.momentum import displacement_std, rescale_for_momentum, velocity_std
-    from .training.ongoing import OngoingRun, TrainingSettings
+    from .training.ongoing import OngoingRun
     from .training.run import Run
-    from .training.settings import Execution, Meter, Recipe, Recording
+    from .training.settings import Execution, Meter, Recipe, Recording, TrainingSettings
     from .training.stacked.stack_error import StackError
     from .training.stacked.stacked_training import train_stacked
     from .training.statistics import FeatureStatistics, StandardisedFeatures, standardised

@@ -270,6 +270,16 @@ class Engine:
         self._halved = False
         self._passes: Precision = precision_for(self._first(), precision)
 
+    def settled_budget(self) -> int:
+        """Returns the memory budget in bytes: if none is given, by what a CUDA device has free at the first call.
+
+        It decides the sizes of passes, and so the rounding of sums.
+        """
+        if self.memory_budget is None:  # once, since an engine is checked on the sizes that follow
+            like = self._first()
+            self.memory_budget = usable_memory(like.device) if like.is_cuda else MEMORY_BUDGET
+        return self.memory_budget
+
     def prepare(self, inputs: Tensor, targets: Tensor, *, exact: bool = False) -> ChosenEngine:
         """Chooses and checks the engine, once per shape, dtype and mode of the model; reads no value of the data.
 
@@ -611,7 +621,5 @@ class Engine:
         """Returns the known sizes of the run's batches, given a trained parameter."""
         # An engine receives entries: every view of an example is an entry.
         views = 1 if self.augmentation is None else self.augmentation.views
-        if self.memory_budget is None:  # once, since an engine is checked on the sizes that follow
-            self.memory_budget = usable_memory(like.device) if like.is_cuda else MEMORY_BUDGET
-        budget = reused(self.memory_budget, like, self.layout.dim)
+        budget = reused(self.settled_budget(), like, self.layout.dim)
         return Batches(self._expected_batch, views, self.microbatch, budget)

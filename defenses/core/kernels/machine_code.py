@@ -51,6 +51,11 @@ def processor() -> Processor | None:
     return None
 
 
+def processor_name() -> str:
+    """Returns LLVM's name of the host processor's architecture, such as "znver4"."""
+    return binding.get_host_cpu_name()
+
+
 def compiled(module: ir.Module, name: str, *arguments: Any) -> Callable[..., None]:
     """Compiles a function of a module to a Python function, which releases the GIL during a call.
 

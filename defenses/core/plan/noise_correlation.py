@@ -211,9 +211,9 @@ class StrategyRow:
 
 
 @lru_cache(maxsize=4)
-def gram(strategy: NoiseStrategy) -> np.ndarray:
-    """Gram matrix C^T C [steps, steps] of a strategy."""
-    matrix = strategy.matrix()
+def gram(strategy: NoiseStrategy, *, absolute: bool = False) -> np.ndarray:
+    """Gram matrix C^T C [steps, steps] of a strategy, or |C|^T |C|."""
+    matrix = np.abs(strategy.matrix()) if absolute else strategy.matrix()
     return matrix.T @ matrix
 
 

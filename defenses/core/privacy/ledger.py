@@ -7,8 +7,9 @@ Guarantee:
     Relation and sampler as in `sampling.py`. With independent noise, a step is a Gaussian at the defense's noise
     multiplier; a stream of correlated noise is charged as a whole (`participation.py`). If a block is unbounded or has
     no noise, nothing is proved and epsilon is infinite. The trial of a step is another Gaussian, on its own Poisson
-    sample, whether the step is kept or not. Epsilon is for an observer of all releases; an observer who sees less, such
-    as the final model only, learns no more.
+    sample, whether the step is kept or not. A step that an interrupted run may have taken without a record, and that is
+    taken again, is charged for each time (`Ledger.record`). Epsilon is for an observer of all releases; an observer who
+    sees less, such as the final model only, learns no more.
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ class Entry:
     Attributes:
         first: index of the first step.
         steps: number of steps.
-        noise_multiplier: multiplier of each step as a Gaussian; None if nothing is proved.
+        noise_multiplier: multiplier of each step as a Gaussian, all times together that it was taken; None if nothing
+            is proved.
         sampling: sampler of the steps.
         reason: reason why nothing is proved; empty otherwise.
         one_off: whether the entry is a one-off release on all the data instead of steps.
         exact: whether the noise is a discrete Gaussian on sums of integers.
         row: position of the first step in a stream of correlated noise; None for independent noise.
         trial: whether the entry is the trials of steps instead of steps.
+        times: number of times that each step was taken on the same batch: more than once after an interruption.
     """
 
     first: int
@@ -57,6 +60,7 @@ class Entry:
     exact: bool = False
     row: StrategyRow | None = None
     trial: bool = False
+    times: int = 1
 
     def __post_init__(self) -> None:
         if self.noise_multiplier is not None and not checked_multiplier(self.noise_multiplier) > 0:
@@ -193,10 +197,13 @@ class Ledger:
     Attributes:
         sampling: sampler of the steps.
         entries: charges in order of the steps; consecutive steps with equal charges are a single entry.
+        unrecorded: ranges (first, end) of steps that an interrupted run may have taken without a record, to be charged
+            once more when they are taken again.
     """
 
     sampling: Sampling
     entries: list[Entry] = field(default_factory=list)
+    unrecorded: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def steps(self) -> int:
@@ -214,6 +221,20 @@ class Ledger:
         trial: bool = False,
     ) -> None:
         """Charges an executed plan.
+
+        A step that is taken again, with fresh noise, has the same batch as before, so both releases together are a
+        Gaussian on a contribution whose norm is larger by sqrt(2): at multiplier sigma / sqrt(2) under the same
+        sampler, and sigma / sqrt(n) for n times. The steps in between may depend on the first release: a Gaussian of
+        multiplier sigma / sqrt(n) can be split into n adaptive ones, and under a sampler this is the concurrent
+        composition of interactive mechanisms, which costs as much as their composition (Vadhan & Zhang,
+        "Concurrent Composition Theorems for Differential Privacy", STOC 2023; Lyu, "Composition Theorems for
+        Interactive Differential Privacy", NeurIPS 2022, for RDP). Assumes that what a step releases, and at which
+        multiplier, does not follow from earlier releases: the charge is that of the last time.
+
+        Correlated noise: the releases of a stream Y = X + C^-1 Z amount to C X + Z, and rows that are taken again add
+        rows of C X with fresh noise, so the whole stream is charged at the smallest of its multipliers, with the
+        sensitivity of |C| X: after n passes a row was released for n histories, each of which moves it by at most the
+        row of |C|.
 
         Args:
             plan: executed plan.
@@ -238,7 +259,11 @@ class Ledger:
         sigma = None if reason else plan.noise_multiplier / plan.plan.sensitivity
         if sigma is not None and math.isclose(sigma, plan.noise_multiplier, rel_tol=1e-9):
             sigma = plan.noise_multiplier  # shares sum to 1 up to rounding; equal events must compare equal
-        new = Entry(step, 1, sigma, sampling, reason, one_off, exact and not reason, plan.plan.correlated, trial)
+        times = 1 + sum(first <= step < end for first, end in self.unrecorded)
+        if sigma is not None and times > 1:
+            sigma /= math.sqrt(times)
+        row = plan.plan.correlated
+        new = Entry(step, 1, sigma, sampling, reason, one_off, exact and not reason, row, trial, times)
         # Steps and trials alternate: each entry extends the last of its kind.
         same_kind = (i for i in reversed(range(len(self.entries))) if self.entries[i].trial == trial)
         place = next(same_kind, None)
@@ -401,7 +426,9 @@ def _of_stream(strategy: NoiseStrategy, begun: int, parts: list[Entry]) -> list[
     samplings = {e.sampling for e in parts}
     sampling = samplings.pop() if len(samplings) == 1 else full()
     sigma = min(e.noise_multiplier or 0.0 for e in parts)
-    return stream_events(strategy, sampling, sigma, first=first, position=first - begun, steps=last - first)
+    retaken = any(e.times > 1 for e in parts)
+    places = {"first": first, "position": first - begun, "steps": last - first}
+    return stream_events(strategy, sampling, sigma, **places, retaken=retaken)
 
 
 def _words(entries: list[Entry]) -> Iterator[str]:
@@ -423,6 +450,8 @@ def _words(entries: list[Entry]) -> Iterator[str]:
         mechanism = (
             f"no guarantee ({e.reason})" if e.noise_multiplier is None else f"{kind}, noise {e.noise_multiplier:.4g}"
         )
+        if e.times > 1:
+            mechanism += f" for {e.times} times together"
         if e.row is not None:
             mechanism += f", correlated over steps ({type(e.row.strategy).__name__})"
             sampler += "" if amplified(e.row.strategy, s) else ", charged without amplification"

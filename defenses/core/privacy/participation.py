@@ -28,7 +28,14 @@ from .sampling import Sampling
 
 
 def stream_events(
-    strategy: NoiseStrategy, sampling: Sampling, sigma: float, *, first: int, position: int, steps: int
+    strategy: NoiseStrategy,
+    sampling: Sampling,
+    sigma: float,
+    *,
+    first: int,
+    position: int,
+    steps: int,
+    retaken: bool = False,
 ) -> list[Gaussian]:
     """Returns the Gaussian events of consecutive steps of a noise stream.
 
@@ -39,11 +46,12 @@ def stream_events(
         first: index of the first step in the run.
         position: position of the first step in the stream.
         steps: number of steps.
+        retaken: as for `sensitivity`.
     """
     cycles = range(first // sampling.groups, (first + steps - 1) // sampling.groups + 1)
     if amplified(strategy, sampling):
         return [Gaussian(sampling.rate_in_group, sigma, len(cycles))]
-    return [Gaussian(1.0, sigma / sensitivity(strategy, sampling, first, position, steps), 1)]
+    return [Gaussian(1.0, sigma / sensitivity(strategy, sampling, first, position, steps, retaken=retaken), 1)]
 
 
 def amplified(strategy: NoiseStrategy, sampling: Sampling) -> bool:
@@ -60,7 +68,9 @@ def bands(strategy: NoiseStrategy) -> int:
 
 
 @lru_cache(maxsize=1024)
-def sensitivity(strategy: NoiseStrategy, sampling: Sampling, first: int, position: int, steps: int) -> float:
+def sensitivity(
+    strategy: NoiseStrategy, sampling: Sampling, first: int, position: int, steps: int, *, retaken: bool = False
+) -> float:
     """Returns the largest change of C S by a record, relative to that of a record in a single step.
 
     Args:
@@ -69,9 +79,11 @@ def sensitivity(strategy: NoiseStrategy, sampling: Sampling, first: int, positio
         first: index of the first step in the run.
         position: position of the first step in the stream.
         steps: number of steps.
+        retaken: whether steps were taken again. Then a row of C S is released for several S, and if entries of C differ
+            in sign, no S moves all rows by most. Every row is at most that of |C|.
     """
     places = slice(position, position + steps)
-    shared = np.abs(gram(strategy)[places, places])
+    shared = np.abs(gram(strategy, absolute=retaken)[places, places])
     numbers = first + np.arange(steps)
     # Limited to the length of the run, because at a tiny rate an epoch exceeds a 64-bit integer.
     turns = min(sampling.groups if sampling.kind == "cyclic" else sampling.steps_per_epoch, first + steps)

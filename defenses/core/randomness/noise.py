@@ -87,7 +87,7 @@ class Noise(Protocol):
         ...
 
     def state(self) -> Tensor | None:
-        """State for a checkpoint, from which a resumed run continues the same stream; secret."""
+        """State from which the stream can be continued; secret."""
         ...
 
     def load(self, state: Tensor | None) -> None:
@@ -120,11 +120,17 @@ class CipherNoise:
         with self._drawing:
             successor = CipherNoise(self._key, self.kind)
             successor._draws, successor._process = self._draws, self._process
-            # "os": a fresh key, because a run's checkpoint holds its key, which must not reveal other runs' noise.
-            # "seeded": derived from the key, to remain reproducible.
-            fresh = os.urandom(_KEY_BYTES) if self.kind == "os" else hashlib.sha256(b"noise/next/" + self._key).digest()
-            self._key, self._draws = fresh, 0
+            self._rekey(b"noise/next/")
         return successor
+
+    def leave(self, name: str) -> None:
+        """Continues with another stream, whose key follows from this one's, its number of draws, and a name."""
+        with self._drawing:
+            # The number of draws, because copies of a stream may leave it at several places under the same name.
+            self._rekey(f"noise/{name}/{self._draws}/".encode())
+
+    def _rekey(self, prefix: bytes) -> None:
+        self._key, self._draws = hashlib.sha256(prefix + self._key).digest(), 0
 
     def unit(self, std: float) -> float:
         """Unit of float64 noise, a power of two."""
@@ -259,7 +265,7 @@ def from_generator(generator: torch.Generator) -> Noise:
 
 
 def from_os() -> Noise:
-    """Returns noise with a key from the operating system; a checkpoint of the run contains the key."""
+    """Returns noise with a key from the operating system, which no checkpoint contains."""
     return CipherNoise(os.urandom(_KEY_BYTES), "os")
 
 
@@ -269,15 +275,15 @@ def secure() -> Noise:
 
 
 def of_one_run(noise: Noise) -> Noise:
-    """Returns noise for a single run, so that its checkpoint can rewind the stream.
+    """Returns noise for a single run, so that its checkpoint can rewind the stream of seeded noise.
 
     If several runs shared a stream, a resumed run could repeat draws of another run, and the noise would cancel in the
     difference of their releases.
 
     Args:
-        noise: source given to the run, perhaps also to others; a source of another type is returned unchanged.
+        noise: source given to the run, perhaps also to others; a source of another type or kind is returned unchanged.
     """
-    return noise.handed_over() if type(noise) is CipherNoise else noise
+    return noise.handed_over() if type(noise) is CipherNoise and noise.kind == "seeded" else noise
 
 
 def _checked(std: float) -> float:

@@ -66,6 +66,7 @@ def assumptions(
     key_given: bool,
     public_used: bool,
     resumed: bool = False,
+    repeated: bool = False,
     size_public: bool = False,
 ) -> tuple[str, ...]:
     """Returns the assumptions of a run's guarantee, a sentence each.
@@ -76,14 +77,17 @@ def assumptions(
         key_given: whether the sampler's key was given, and not drawn from the operating system.
         public_used: whether public examples were read.
         resumed: whether the run continued from a checkpoint.
+        repeated: whether it took steps again with the same seeded noise, after an interruption.
         size_public: whether the number of records is treated as public, which is irrelevant if neighbours have the same
             number.
     """
     sentences = [_OF_NOISE[noise]] if noise != "none" else []
-    if resumed and noise == "secure":
+    if resumed and noise != "none":
+        sentences.append("nobody else goes on from a copy of the run's checkpoint")
+    if repeated and noise != "none":
         sentences.append(
-            "the run went on once from its checkpoint, and nobody saw steps that it had taken after that was written: "
-            "they were taken again with other noise"
+            "steps that were taken again after an interruption gave the same releases: data, code and machine are "
+            "those of the interrupted run"
         )
     if sampling.amplifies:
         sentences.append(

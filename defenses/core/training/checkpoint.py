@@ -1,7 +1,8 @@
 """Checkpoints of training runs: written atomically, and read with a loader restricted to leakbench's own classes.
 
-A checkpoint is as private as the data: it holds the sampler's key and the noise generator's state, so that a resumed
-run continues exactly from there.
+A checkpoint is as private as the data: it holds the sampler's key, the state of seeded noise, and what correlated noise
+of any kind keeps of earlier steps, so that a resumed run continues exactly from there. It is written before the first
+release, so that a killed run has one, and by one process at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pickle
 import re
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,8 @@ from ..privacy import ledger, sampling
 from . import transcript
 
 _KIND = b"leakbench checkpoint "
-_MAGIC = _KIND + b"8\n"
+_MAGIC = _KIND + b"9\n"
+_HEAD = len(_MAGIC) + 32  # bytes: with the digest
 # The classes in transcripts and ledgers; torch's loader refuses any other class.
 _OURS = [
     adaptive_clip_norm.EncodedNormWithin,
@@ -71,34 +74,74 @@ _OURS = [
 ]
 
 
-def save(content: dict[str, Any], path: Path) -> None:
-    """Writes a checkpoint; a crash leaves either the old file or the new file."""
+def head(path: Path) -> bytes | None:
+    """Returns the first bytes of a checkpoint, which identify its content; None without a file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_HEAD)
+    except FileNotFoundError:
+        return None
+
+
+def save(content: dict[str, Any], path: Path, heads: list[bytes] | None = None) -> None:
+    """Writes a checkpoint; a crash leaves either the old file or the new file.
+
+    Args:
+        content: of the file.
+        path: the file.
+        heads: heads of files that the run has read or written, to which that of the new file is added; None to replace
+            any file.
+
+    Raises:
+        ValueError: for a file of another process. Both have the same steps before them, and neither ledger would
+            charge the other's.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     memory = io.BytesIO()
     torch.save(content, memory)
     payload = memory.getvalue()  # not a view, which crashes Python in a collected cycle (CPython 3.12, 3.13)
+    first = _MAGIC + hashlib.sha256(payload).digest()
+    if heads is not None:
+        if head(path) not in (None, *heads):
+            raise ValueError(
+                f"checkpoint {path} must be written by one process at a time, and another has written it since; go on "
+                "from the file when no other process does, or name another file for another run"
+            )
+        heads.append(first)  # before the rename, after which an interrupt may come
     # In the same folder, because a rename is atomic only within a file system.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(_MAGIC + hashlib.sha256(payload).digest())
+            file.write(first)
             file.write(payload)
             file.flush()
             # Otherwise a power cut may leave the new name on an empty file.
             os.fsync(file.fileno())
         Path(name).replace(path)
+        _settle(path.parent)
     except BaseException:  # an interrupt, too, must remove the temporary file
         Path(name).unlink(missing_ok=True)
         raise
 
 
-def load(path: Path, *, fingerprint: str, own: Sequence[type] = ()) -> dict[str, Any]:
+def _settle(folder: Path) -> None:
+    """Waits until a new name is on disk: an old file that returns after a power cut would charge too few steps."""
+    with suppress(OSError):  # not every file system can open a folder, or wait for it
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def load(path: Path, *, fingerprint: str, own: Sequence[type] = (), heads: list[bytes] | None = None) -> dict[str, Any]:
     """Reads a checkpoint through torch's restricted loader.
 
     Args:
         path: the file.
         fingerprint: fingerprint of the run to be resumed.
         own: further allowed classes, of the run's method.
+        heads: heads of files that the run has read or written, to which this file's is added.
 
     Raises:
         ValueError: if the file is torn or changed, holds other classes, or belongs to another run.
@@ -106,11 +149,11 @@ def load(path: Path, *, fingerprint: str, own: Sequence[type] = ()) -> dict[str,
     if not path.is_file():  # reading a pipe would wait for a writer
         raise ValueError(f"checkpoint {path} must be a regular file; remove it to start afresh")
     raw = path.read_bytes()
-    head, payload = raw[: len(_MAGIC) + 32], raw[len(_MAGIC) + 32 :]
+    first, payload = raw[:_HEAD], raw[_HEAD:]
     if raw.startswith(_KIND) and not raw.startswith(_MAGIC):
         raise ValueError(f"checkpoint {path} must be one of this version of leakbench; delete it to start afresh")
     # The digest comes first: torch's reader accepts flipped bits in tensors, and a wrong ledger is a wrong claim.
-    if head != _MAGIC + hashlib.sha256(payload).digest():
+    if first != _MAGIC + hashlib.sha256(payload).digest():
         raise ValueError(f"checkpoint {path} must be a complete file of ours; delete it to start afresh")
     try:
         with torch.serialization.safe_globals([*_OURS, *own]):
@@ -127,6 +170,8 @@ def load(path: Path, *, fingerprint: str, own: Sequence[type] = ()) -> dict[str,
             f"checkpoint {path} belongs to another run (model, data, defense, settings or version of leakbench "
             "differ); delete it or name another file"
         )
+    if heads is not None:
+        heads.append(first)
     return content
 
 

@@ -7,12 +7,13 @@ rate and schedule are fixed before a run starts.
 Guarantee:
     `Run.claim` is derived from the plans that were executed, and states its assumptions. Relation and sampler as in
     `sampling.py`; released: every noisy block of every step, the trained parameters, and the vectors of power
-    iterations, which follow from the parameters (any other change by a forward pass is refused). A resumed run repeats
-    the steps after its last checkpoint: with `seeded` or `os` noise they give the same releases, with `secure` noise
-    new releases, and the claim then assumes that nobody saw the first ones. A digest of all inputs of the
-    release (`fingerprint.py`) ensures that it is the same, except for the machine: another device, number of threads or
-    version of PyTorch rounds some last digits differently, so a run may change them only if nobody has seen the first
-    release.
+    iterations, which follow from the parameters (any other change by a forward pass is refused). A run that was killed
+    may have released steps after its last checkpoint, and takes them again. With `os` or `secure` noise, whose key no
+    checkpoint contains, the releases are new, and the ledger charges these steps once more. `seeded` noise is drawn
+    again, which gives the same releases, because a digest of all their inputs ensures that the sums are the same
+    (`fingerprint.py`) up to rounding, and nothing that is known to decide of rounding has changed (`resuming.py`).
+    Otherwise the noise is another, and the steps are charged once more, too. That the device itself rounds alike twice
+    is assumed, and the claim says so. A run that was interrupted between two steps has no such steps.
 """
 
 from __future__ import annotations
@@ -22,33 +23,31 @@ import math
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..gradients.augmentation import draws, draws_at_start, global_draws
 from ..gradients.checks.batch_norm import into_training_mode
-from ..gradients.checks.fingerprint import architecture, digest, source_digest
 from ..gradients.checks.model_checks import Untrained
 from ..gradients.checks.synthetic_examples import Domains
 from ..gradients.executor import Engine, Release
 from ..gradients.power_iteration import PowerIterations
-from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
+from ..plan.defense import Context, NoisyPlan, Trial
 from ..plan.public_data import GradientBatch, PublicGradients, refuse_shared, selected
-from ..privacy.ledger import Entry, Ledger
-from ..privacy.sampling import Sampling, poisson
+from ..privacy.ledger import Ledger
+from ..privacy.sampling import poisson
 from ..randomness.keys import global_generators, key_from, seed_from
-from ..randomness.noise import Noise, of_one_run
-from . import checkpoint as disk
-from .assumptions import own_posts, unverified
+from ..randomness.noise import of_one_run
+from .assumptions import unverified
 from .average import ParameterAverage
+from .interrupts import HeldInterrupts
 from .labelled import LabelledData, as_tensors, fitting
+from .resuming import Resumption
 from .run import Run
-from .settings import Execution, Recipe, Recording
+from .settings import TrainingSettings
 from .statistics import release_statistics, standardised
 from .step import Account, Stepper
 from .transcript import Step
@@ -59,22 +58,6 @@ _OTHERWISE = (
     "a run that is taken once more must be the same bit for bit, got other numbers at {}: the device, or the method, "
     "does not compute alike twice; take fewer steps, or a smaller model, so that all of them can be kept"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSettings:
-    """The arguments of `train` with defaults filled in; seeds that are not given stay None, for the fingerprint."""
-
-    defense: Defense
-    sampling: Sampling
-    steps: int
-    lr: float
-    noise: Noise
-    seed: int | None
-    sampler_key: int | None = field(repr=False)
-    recipe: Recipe
-    execution: Execution
-    recording: Recording
 
 
 class OngoingRun:
@@ -124,35 +107,62 @@ class OngoingRun:
         self.account = Account(Ledger(s.sampling), s.noise.exact, remarks)
         self.average = ParameterAverage(s.recipe.average)
         self.transcript = s.recording.transcript(self.runner.layout)
-        # Before seeds are drawn below: drawn seeds are not part of the fingerprint, and are restored from the file.
-        self.mark = "" if s.recording.checkpoint is None else self._fingerprint(pool)
+        self.started = False
+        self.file = Resumption(self, pool)
         # The public seed need only differ between runs; the sampler's key is a secret, and long enough for it.
         self.seed = secrets.randbits(63) if s.seed is None else s.seed
         self.key = secrets.randbits(256) if s.sampler_key is None else s.sampler_key
-        self.resumed = False
         self.public = None if pool is None else PublicGradients(self._gradients, *pool, self._factored)
         self.stepper = Stepper(s.defense, self._context(), partial(self.runner.layout.write, model))
 
     def run(self) -> Run:
         """Takes the remaining steps, from the start or from a checkpoint."""
-        total, recording = self.settings.steps, self.settings.recording
-        every = recording.checkpoint_every or self.settings.sampling.steps_per_epoch
-        first = done = self.begin()
-        between_steps = True
-        try:
-            for step in range(first, total):
-                between_steps = False
-                self.step(step, check=step == first or step + 1 == total)
-                between_steps, done = True, step + 1
-                if done % every == 0 or done == total:
-                    self._save(done)
-                if recording.progress is not None:
-                    recording.progress(done, total)
-        except KeyboardInterrupt:
-            if between_steps:  # otherwise the last checkpoint is the last consistent state
-                self._save(done)
-            raise
+        total = self.settings.steps
+        between_steps, done = False, 0
+        with HeldInterrupts(wanted=self.file.path is not None) as interrupts:
+            try:
+                first = done = self.begin()
+                between_steps = True
+                for step in range(first, total):
+                    interrupts.raise_held()
+                    between_steps = False
+                    self.step(step, check=step == first or step + 1 == total)
+                    between_steps, done = True, step + 1
+                    if done == self.file.due(step):
+                        self.file.save(done)
+                    self._report(done)
+                interrupts.raise_held()
+            except (KeyboardInterrupt, SystemExit):  # the latter by a handler of SIGTERM, say
+                if between_steps:  # otherwise the last checkpoint is the last consistent state
+                    self.file.save(done, nothing_since=True)
+                raise
+            except Exception:
+                self.file.forget()
+                raise
         return self._finished()
+
+    def _report(self, done: int) -> None:
+        """Calls `progress`, whose error interrupts the run between two steps."""
+        progress = self.settings.recording.progress
+        if progress is None:
+            return
+        try:
+            progress(done, self.settings.steps)
+        except Exception:
+            self.file.save(done, nothing_since=True)
+            raise
+
+    def begin(self) -> int:
+        """Starts the method, or restores a checkpoint; returns the number of the first step to take."""
+        first = self.file.restore()
+        self.file.open(first)
+        if not self.started:
+            with global_generators(global_draws(self.seed, None), self.device), self.iterations.held():
+                self._release_statistics()
+                self.stepper.start()
+            self.started = True
+        self.untrained = Untrained(self.model)
+        return first
 
     def retake(self, run: Run) -> Iterator[Step]:
         """Repeats the steps of a finished run, and yields each as an observer of updates saw it, without keeping it.
@@ -275,7 +285,7 @@ class OngoingRun:
         # A seed of its own, so that its views and dropout are not those of step 0.
         out = self.runner.run(plan, self.inputs, self.labels, seed=draws_at_start(self.seed))
         # Public like the expected batch, from which it follows.
-        count = self._expected_batch / self.settings.sampling.rate
+        count = self.expected_batch / self.settings.sampling.rate
         self.transcript.record_one_off(Step(context.step, before, plan.noise_multiplier, count, 1.0, plan, out.noisy))
         return out
 
@@ -290,7 +300,7 @@ class OngoingRun:
             return engine.run(plan, self.inputs, self.labels, seed=seed_from(self.seed, "draws for statistics"))
 
         # Public like the expected batch, which follows from it.
-        count = self._expected_batch / sampling.rate
+        count = self.expected_batch / sampling.rate
         engines = release_statistics(
             self.features,
             s.recipe.statistics,
@@ -298,7 +308,7 @@ class OngoingRun:
             noise=self.noise,
             count=count,
             at_once=s.execution.microbatch or min(_AT_ONCE, math.ceil(count)),
-            memory_budget=s.execution.memory_budget,
+            memory_budget=self.runner.settled_budget(),
             input_domain=s.recipe.input_domain,
             unchecked=s.execution.unchecked,
         )
@@ -314,7 +324,7 @@ class OngoingRun:
             steps_per_epoch=sampling.steps_per_epoch,
             layout=layout,
             parameters=layout.read(self.model),
-            expected_batch=self._expected_batch,
+            expected_batch=self.expected_batch,
             architecture=partial(copy.deepcopy, self.model),
             input_shape=tuple(self.inputs.shape[1:]),
             seed=self.seed,
@@ -324,108 +334,9 @@ class OngoingRun:
         )
 
     @property
-    def _expected_batch(self) -> float:
+    def expected_batch(self) -> float:
+        """Public constant that sums are divided by."""
         return self.settings.recipe.divisor(self.settings.sampling, len(self.inputs))
-
-    def _fingerprint(self, pool: tuple[Tensor, Tensor] | None) -> str:
-        """Returns a digest of all inputs that determine the releases.
-
-        A resumed run draws the same noise again; on another sum it would reveal the difference of the two sums.
-        """
-        s, recording = self.settings, self.settings.recording
-        # The divisor in force: None, and the same number written out, are the same run.
-        recipe = replace(s.recipe, expected_batch=self._expected_batch, nominal_size=None)
-        # These change the rounding of a sum, and a sum with other rounding is another sum under the same noise.
-        how = (s.execution.engine, s.execution.microbatch, s.execution.memory_budget, self.runner.precision)
-        observed = (recording.observer, sorted(recording.always), recording.only and sorted(recording.only))
-        # By class: a meter influences no release, but its state in the checkpoint is for its own class alone.
-        meter = f"{type(recording.meter).__module__}.{type(recording.meter).__qualname__}"
-        made_of = (source_digest(), s.defense, s.sampling, self.runner.layout, dict(architecture(self.model)))
-        # Apart from the recipe: the same divisor gives the same releases, but a claim with fewer assumptions.
-        nominal = s.recipe.nominal_size is None
-        settings = (s.steps, s.lr, recipe, nominal, s.noise.kind, *how, *observed, recording.memory, meter)
-        return digest(*made_of, *settings, self.inputs, self.labels, *(pool or ()), s.seed, s.sampler_key)
-
-    def begin(self) -> int:
-        """Starts the method, or restores a checkpoint; returns the number of the first step to take."""
-        first = self._first()
-        self.untrained = Untrained(self.model)
-        return first
-
-    def _first(self) -> int:
-        path = self.settings.recording.checkpoint
-        if path is None or not path.exists():
-            with global_generators(global_draws(self.seed, None), self.device), self.iterations.held():
-                self._release_statistics()
-                self.stepper.start()
-            return 0
-        saved = disk.load(path, fingerprint=self.mark, own=own_posts(self.settings.defense))
-        self._refuse_contradiction(saved, path)
-        self.key, self.seed = saved["sampler_key"], saved["seed"]
-        self.resumed = saved["resumed"] or saved["step"] < self.settings.steps
-        self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.noise.load(saved["noise"])
-        self.runner.memory.load(saved["noise_memory"], self.device)
-        self.account.ledger.entries = saved["entries"]
-        self.account.remarks |= saved["remarks"]
-        # A finished run executes no more plans, from which the engine would set these again.
-        self.runner.name, self.runner.unverified = saved["engine"]
-        # Sizes of passes, of which a device's free memory has decided, and which decide the rounding of a sum.
-        self.runner.memory_budget, self.runner.microbatch = saved["passes"]
-        self.transcript.load(saved["transcript"])
-        self.average.value = _to(saved["average"], self.device)
-        if self.settings.recording.meter is not None:
-            self.settings.recording.meter.load(saved["meter"])
-        if self.public is not None:
-            self.public.used = saved["public_used"]
-        # A checkpoint is loaded to the CPU, so that it opens on any machine.
-        self.stepper.state = _to(saved["state"], self.device)
-        self.stepper.context = replace(self.stepper.context, seed=self.seed, update=_to(saved["update"], self.device))
-        return saved["step"]
-
-    def _refuse_contradiction(self, saved: dict[str, Any], path: Path) -> None:
-        """Raises `ValueError` for a file whose ledger has not charged every step that was taken."""
-        entries, steps_taken = saved.get("entries"), saved.get("step")
-        if not (isinstance(entries, list) and all(isinstance(entry, Entry) for entry in entries)):
-            raise ValueError(f"checkpoint {path} must hold a ledger's entries, got {type(entries).__name__}")
-        charged = Ledger(self.settings.sampling, entries=entries).steps
-        if not (isinstance(steps_taken, int) and charged == steps_taken <= self.settings.steps):
-            raise ValueError(
-                f"checkpoint {path} must have charged every step that it has taken, got {charged} charged of "
-                f"{steps_taken} taken, in a run of {self.settings.steps}"
-            )
-
-    def _save(self, done: int) -> None:
-        if self.settings.recording.checkpoint is None:
-            return
-        self.untrained.check()  # a resumed run takes the restored values for unchanged
-        content: dict[str, Any] = {
-            "fingerprint": self.mark,
-            "step": done,
-            "state": self.stepper.state,
-            "sampler_key": self.key,
-            "seed": self.seed,
-            "resumed": self.resumed,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "noise": self.noise.state(),
-            "noise_memory": self.runner.memory.state(),
-            "entries": self.account.ledger.entries,
-            "transcript": self.transcript.state(),
-            "average": self.average.value,
-            "meter": None if self.settings.recording.meter is None else self.settings.recording.meter.state(),
-            "remarks": dict(self.account.remarks),
-            "engine": (self.runner.name, self.runner.unverified),
-            "passes": (self.runner.memory_budget, self.runner.microbatch),
-            "public_used": self._public_used,
-            "update": self.stepper.context.update,
-        }
-        disk.save(content, self.settings.recording.checkpoint)
-
-    @property
-    def _public_used(self) -> bool:
-        return self.public is not None and self.public.used
 
     def _finished(self) -> Run:
         self.optimizer.zero_grad(set_to_none=True)
@@ -447,26 +358,16 @@ class OngoingRun:
             engine=self.runner.name,
             precision=self.runner.precision,
             noise=self.account.drew(self.noise, self.sigma, self.transcript.one_offs),
-            public_used=self._public_used,
+            public_used=self.public is not None and self.public.used,
             remarks=tuple(remarks),
             unverified=tuple(sentence for sentence in remarks.values() if sentence),
             key_given=self.settings.sampler_key is not None,
             last=last,
             augmentation=self.settings.recipe.augmentation,
-            resumed=self.resumed,
+            resumed=self.file.resumed,
+            repeated=self.file.repeated,
             nominal_size=self.settings.recipe.nominal_size,
         )
-
-
-def _to(state: State, device: torch.device) -> State:
-    """Returns a method's state with its tensors on the device."""
-    if isinstance(state, Tensor):
-        return state.to(device)
-    if isinstance(state, dict):
-        return {k: _to(v, device) for k, v in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(_to(v, device) for v in state)
-    return state
 
 
 @contextmanager

@@ -43,6 +43,7 @@ class Run:
         last: the parameters [dim] after the last step, if the model has the averaged ones; else None.
         augmentation: views of an example over which its gradients were averaged; None for the example itself.
         resumed: whether it continued from a checkpoint.
+        repeated: whether it took steps again with the same seeded noise, after an interruption.
         nominal_size: public number used instead of the number of examples; None if the latter is public.
     """
 
@@ -61,6 +62,7 @@ class Run:
     last: Float[Tensor, " dim"] | None = None
     augmentation: Augmentation | None = None
     resumed: bool = False
+    repeated: bool = False
     nominal_size: int | None = None
     precision: Precision = "float32"
 
@@ -83,6 +85,7 @@ class Run:
     def claim(self, delta: float) -> Claim:
         """Returns the guarantee of the run at `delta`, with its assumptions."""
         sampling = self.ledger.sampling
-        known = {"key_given": self.key_given, "public_used": self.public_used, "resumed": self.resumed}
-        assumes = assumptions(self.noise, sampling, **known, size_public=self.nominal_size is None)
+        known = {"key_given": self.key_given, "public_used": self.public_used}
+        continued = {"resumed": self.resumed, "repeated": self.repeated}
+        assumes = assumptions(self.noise, sampling, **known, **continued, size_public=self.nominal_size is None)
         return replace(self.ledger.claim(delta), assumes=assumes, unverified=self.unverified)

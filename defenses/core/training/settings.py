@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -19,8 +19,10 @@ from ..gradients.augmentation import Augmentation
 from ..gradients.checks.synthetic_examples import Domain
 from ..gradients.numerics.full_precision import Precision
 from ..gradients.reference import Loss, cross_entropy, example_by_example
+from ..plan.defense import Defense
 from ..plan.layout import Layout
 from ..privacy.sampling import Sampling
+from ..randomness.noise import Noise
 from .statistics import FeatureStatistics
 from .transcript import Observer, Transcript
 
@@ -198,9 +200,10 @@ class Recording:
         only: numbers of the other steps to keep; None for all of them.
         memory: limit in bytes for the kept steps that are not in `always`; the first step that exceeds it, and all
             later ones, are dropped. None for no limit.
-        checkpoint: file to resume from if it exists, and to write to. All components of the run must then be
-            inspectable: functions of plain values, no open files.
-        checkpoint_every: steps between writes; an epoch if None.
+        checkpoint: file to resume from if it exists, and to write to. With seeded noise, all components of the run must
+            then be inspectable: functions of plain values, no open files.
+        checkpoint_every: steps between writes; an epoch if None. A killed run is charged for as many steps once more,
+            because it may have taken them.
         progress: called with (steps done, steps) after each step.
         meter: receives the update of each step; None for no measurement.
     """
@@ -214,6 +217,14 @@ class Recording:
     progress: Callable[[int, int], None] | None = None
     meter: Meter | None = None
 
+    def __post_init__(self) -> None:
+        every = self.checkpoint_every
+        # With another number the file would not be written when it says, up to which steps a killed run is charged.
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+            raise ValueError(
+                f"checkpoint_every must be a whole number of at least 1, or None for an epoch, got {every!r}"
+            )
+
     def transcript(self, layout: Layout) -> Transcript:
         """Returns an empty transcript.
 
@@ -222,3 +233,19 @@ class Recording:
         """
         only = None if self.only is None else frozenset(self.only)
         return Transcript(self.observer, layout, frozenset(self.always), only, self.memory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """The arguments of `train` with defaults filled in; seeds that are not given stay None, for the fingerprint."""
+
+    defense: Defense
+    sampling: Sampling
+    steps: int
+    lr: float
+    noise: Noise
+    seed: int | None
+    sampler_key: int | None = field(repr=False)
+    recipe: Recipe
+    execution: Execution
+    recording: Recording

@@ -11,9 +11,9 @@ from ..plan.defense import Defense
 from ..privacy.sampling import Sampling
 from ..randomness.noise import Noise, from_os
 from .labelled import LabelledData
-from .ongoing import OngoingRun, TrainingSettings
+from .ongoing import OngoingRun
 from .run import Run
-from .settings import Execution, Recipe, Recording
+from .settings import Execution, Recipe, Recording, TrainingSettings
 
 
 def train(

@@ -1,8 +1,10 @@
 """SHA-256 digest of everything that decides a computation: values, functions with all they refer to, modules, data.
 
-A resumed run draws the noise of its interrupted step a second time. If the sum had changed, the difference of the two
-releases would contain no noise. Therefore a checkpoint stores a digest of all inputs of a release, down to the values
-in a loss function's closure, and content that cannot be inspected is refused.
+Three promises rest on it. A resumed run draws the seeded noise of its interrupted steps a second time: if a sum had
+changed, the difference of the two releases would contain no noise, so a checkpoint stores a digest of all inputs of a
+release, down to the values in a loss function's closure, and content that cannot be inspected is refused. The verdict
+on a model's engine serves all models of the same content (`choose.py`). A forward pass that changes any content of a
+model or a loss is refused (`model_checks.py`).
 
 A function is inspected down to its code, defaults, closure and the globals that it names. PyTorch, torchvision, NumPy
 and the standard library enter by name alone, and `leakbench.defenses` by name and `source_digest`. Not covered: state
@@ -25,7 +27,7 @@ import struct
 import sys
 import types
 from collections.abc import Iterator, Mapping, Set
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -70,18 +72,22 @@ def source_digest() -> str:
     return sources.hexdigest()
 
 
-def digest(*values: object, strict: bool = True) -> str:
+Hidden = Literal["refuse", "type", "pickle"]
+"""Treatment of content that cannot be inspected."""
+
+
+def digest(*values: object, hidden: Hidden = "refuse") -> str:
     """Returns a hexadecimal SHA-256 that is the same for the same content, in every process.
 
     Args:
         values: values of any type.
-        strict: True to raise on content that cannot be inspected, and to leave out a dataclass's caches. If False, the
-            type and the pickle of such content are hashed, and caches too.
+        hidden: "refuse" to raise on content that cannot be inspected, "type" to hash its type, "pickle" to hash type
+            and pickle. With "pickle", a dataclass's caches are hashed too, to detect changes.
 
     Raises:
-        UnknownContent: if strict, with the place and the type.
+        UnknownContent: for hidden content if it is refused, with the place and the type.
     """
-    walker = _Walker(strict)
+    walker = _Walker(hidden)
     for position, value in enumerate(values):
         walker.add(value, f"[{position}]")
     return walker.hash.hexdigest()
@@ -121,9 +127,9 @@ _OF_RECURRENT = frozenset({"_flat_weights", "_flat_weight_refs"})  # its paramet
 class _Walker:
     """Feeds a hash with a tree of content; repeated objects enter by number, so that cycles end."""
 
-    def __init__(self, strict: bool) -> None:
+    def __init__(self, hidden: Hidden) -> None:
         self.hash = hashlib.sha256()
-        self._strict = strict
+        self._hidden: Hidden = hidden
         self._met: dict[int, int] = {}
         self._kept: list[object] = []  # so that no address is reused during the walk
 
@@ -167,7 +173,7 @@ class _Walker:
 
     def _alone(self, value: object) -> str:
         """Returns the digest of an element of an unordered collection."""
-        walker = _Walker(self._strict)
+        walker = _Walker(self._hidden)
         if not isinstance(value, _PLAIN):
             # Objects under way end the recursion here too: a class may be a key in a table that its own methods read.
             walker._met, walker._kept = dict(self._met), self._kept
@@ -218,7 +224,7 @@ class _Walker:
             # If no field is compared, all fields are content, and none is a cache.
             never = all(not f.compare for f in dataclasses.fields(value))
             # When changes are to be detected, caches are content too.
-            return self._instance(value, place, _memories(value) if self._strict and not never else set())
+            return self._instance(value, place, _memories(value) if self._hidden != "pickle" and not never else set())
         return self._instance(value, place)
 
     def _instance(self, value: object, place: str, left_out: Set[str] = frozenset()) -> None:
@@ -235,13 +241,14 @@ class _Walker:
         return self.add(content, place)
 
     def _opaque(self, value: object, place: str) -> None:
-        """Refuses content that cannot be inspected; if not strict, its type and pickle stand for it."""
-        if self._strict:
+        """Refuses content that cannot be inspected, or hashes its type, or that and its pickle."""
+        if self._hidden == "refuse":
             raise UnknownContent(
-                f"{place} is of type {_name(type(value))}, into which nothing can look: a checkpoint could not "
-                "tell whether a resumed run computes the same; use plain values, or train without a checkpoint"
+                f"{place} is of type {_name(type(value))}, into which nothing can look: a checkpoint could not tell "
+                "whether a resumed run computes the same; use plain values, train without a checkpoint, or take noise "
+                "that is not seeded"
             )
-        self._say("opaque", _name(type(value)), _pickled(value))
+        self._say("opaque", _name(type(value)), _pickled(value) if self._hidden == "pickle" else b"")
 
     def _tensor(self, value: Tensor) -> None:
         plain = value.detach()

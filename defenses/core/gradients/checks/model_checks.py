@@ -317,7 +317,7 @@ def loss_state(loss: Loss) -> str:
             waiting += [component.__func__, component.__self__]
         else:
             leaves.append(component)
-    return digest(leaves, strict=False)
+    return digest(leaves, hidden="pickle")
 
 
 def _generators(device: torch.device) -> list[tuple[torch.Generator, Tensor]]:
@@ -440,7 +440,7 @@ def _state(model: nn.Module, loss: Loss) -> dict[str, str]:
     digests = {"state of the loss": loss_state(loss)}
     for name, module in model.named_modules():
         for key, value in own_attributes(module).items():
-            digests[f"attribute '{key}' of {_place(name, module)}"] = digest(value, strict=False)
+            digests[f"attribute '{key}' of {_place(name, module)}"] = digest(value, hidden="pickle")
     for kind, tensors in (("buffer", model.named_buffers()), ("parameter", model.named_parameters())):
         for name, tensor in tensors:
             digests[f"{kind} '{name}'"] = digest(tensor)

@@ -166,14 +166,21 @@ def test_a_stream_that_is_handed_over_goes_on_as_it_was_and_leaves_another():
     assert first.kind == second.kind == "seeded"
 
 
-def test_what_a_run_keeps_of_noise_from_the_operating_system_tells_nothing_of_the_next_run():
+def test_noise_from_the_operating_system_is_shared_by_runs_because_none_rewinds_it():
     noise = from_os()
-    state = noise.state()
-    again = from_os()
-    again.load(state)
-    for source in (noise, again):
-        assert torch.equal(torch.as_tensor(of_one_run(source).state()), torch.as_tensor(state))
-    assert not torch.equal(drawn(noise, 9), drawn(again, 9))
+    first, second = of_one_run(noise), of_one_run(noise)
+    assert first is second is noise
+    assert len(torch.cat([drawn(first, 9), drawn(second, 9)]).unique()) == 18
+
+
+def test_a_stream_that_is_left_gives_other_numbers_by_name():
+    def elsewhere(name):
+        source = seeded(1)
+        source.leave(name)
+        return drawn(source, 9)
+
+    assert torch.equal(elsewhere("a"), elsewhere("a"))
+    assert len(torch.cat([drawn(seeded(1), 9), elsewhere("a"), elsewhere("b")]).unique()) == 27
 
 
 def test_a_stream_that_is_handed_over_while_another_thread_draws_of_it_gives_no_number_twice(monkeypatch):

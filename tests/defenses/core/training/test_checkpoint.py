@@ -35,7 +35,7 @@ from leakbench.defenses.core import (
     train,
 )
 from leakbench.defenses.core.training import checkpoint as disk
-from leakbench.defenses.core.training import ongoing
+from leakbench.defenses.core.training import resuming
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.dpdr import dpdr
 
@@ -104,7 +104,7 @@ def test_other_data_or_another_model_is_another_run(halfway, monkeypatch):
 
 def test_other_code_of_ours_is_another_version_and_the_refusal_says_so(halfway, monkeypatch):
     """A method's state may be another one by then: nothing else that the user knows of differs."""
-    monkeypatch.setattr(ongoing, "source_digest", lambda: "another")
+    monkeypatch.setattr(resuming, "source_digest", lambda: "another")
     refused(halfway, r"settings or version of leakbench differ\)")
 
 
@@ -178,6 +178,7 @@ def test_what_cannot_be_looked_into_is_refused_before_anything_is_released(tmp_p
         duties.trained(DEFENSE, loss=loss, checkpoint=tmp_path / "c")
     assert not (tmp_path / "c").exists()
     duties.trained(DEFENSE, loss=loss)  # without a checkpoint there is nothing to compare
+    duties.trained(DEFENSE, loss=loss, checkpoint=tmp_path / "c", noise=from_os())  # nor noise that is drawn again
 
 
 def test_a_refused_run_can_still_be_resumed(halfway):
@@ -240,7 +241,7 @@ def test_a_finished_run_is_given_back_with_all_that_its_claim_says(tmp_path):
 
 
 @pytest.mark.parametrize("source", [functools.partial(seeded, 1), from_os])
-def test_what_another_run_drew_of_the_same_noise_meanwhile_is_not_drawn_again(tmp_path, source):
+def test_noise_that_another_run_drew_from_the_same_source_meanwhile_is_not_drawn_again(tmp_path, source):
     path, noise = tmp_path / "run.checkpoint", source()
     with pytest.raises(KeyboardInterrupt):
         duties.trained(DEFENSE, checkpoint=path, noise=noise, progress=duties._Stop(3))
@@ -363,6 +364,21 @@ def test_a_crash_while_writing_leaves_the_old_file(halfway, monkeypatch):
     assert [p.name for p in halfway.parent.iterdir()] == [halfway.name]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="folders cannot be opened")
+def test_the_new_name_is_on_disk_before_the_run_goes_on(tmp_path, monkeypatch):
+    """Otherwise a power cut restores the old file, which charges fewer steps than were taken since."""
+    synced, sync = [], os.fsync
+
+    def watched(handle):
+        folder = stat.S_ISDIR(os.fstat(handle).st_mode)
+        synced.append((folder, (tmp_path / "c").exists()))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    disk.save({"fingerprint": "x"}, tmp_path / "c")
+    assert synced == [(False, False), (True, True)]
+
+
 def test_it_is_readable_by_its_owner_alone_because_it_holds_the_keys(halfway):
     assert stat.S_IMODE(halfway.stat().st_mode) == 0o600
     saved = disk.load(halfway, fingerprint=fingerprint(halfway))
@@ -416,8 +432,8 @@ def test_with_secure_noise_a_resumed_run_goes_on_with_fresh_noise(tmp_path):
     run = duties.trained(DEFENSE, checkpoint=path, noise=secure(), **settings)
     assert run.noise == "secure"
     assert run.ledger.steps == len(run.transcript.steps) == 4
-    # Whoever goes on twice from one file has two releases of a step, of which each ledger has one.
-    once = "the run went on once from its checkpoint"
+    # Who goes on twice from a copy of the file has two releases of a step, of which each ledger has only its own.
+    once = "nobody else goes on from a copy of the run's checkpoint"
     assert any(sentence.startswith(once) for sentence in run.claim(1e-5).assumes)
     again = duties.trained(DEFENSE, checkpoint=path, noise=secure(), **settings)
     assert again.claim(1e-5) == run.claim(1e-5)
