@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -25,78 +25,22 @@ from ..gradients.checks.model_checks import Untrained
 from ..gradients.checks.synthetic_examples import Domains
 from ..gradients.executor import Engine
 from ..gradients.power_iteration import buffers_of_power_iterations
-from ..plan.defense import Context, State
+from ..plan.defense import Context
 from ..plan.public_data import GradientBatch, PublicGradients, refuse_shared
 from ..privacy.ledger import Ledger
 from ..privacy.sampling import Sampling, fixed
 from ..randomness.noise import NoiseSource
 from ..training.assumptions import unverified
 from ..training.labelled import LabelledData, as_tensors, fitting
-from ..training.settings import Execution, Recipe
 from ..training.step import Account, Stepper
 from .client import Client, own_noise, own_sampler_key
+from .federated_settings import FederatedSettings, FederationState
+from .federation_file import FederationFile
 from .local_training import LocalTrainer
-from .method import Federated
 from .private_average import PrivateAverage, PrivateServer, context_of_server
 from .public_pool import SharedPublic
-from .run import RoundRecord
-from .schedule import Federation, RoundSchedule, draw_schedule
+from .schedule import draw_schedule
 from .server_view import ForeseenPlans
-
-
-@dataclass(frozen=True, kw_only=True)
-class FederatedSettings:
-    """The arguments of `federate` with defaults filled in; keys that are not given stay None."""
-
-    method: Federated
-    federation: Federation
-    sampling: Sampling
-    lr: float
-    seed: int | None
-    key: int | None = field(repr=False)
-    exact: bool
-    schedule: RoundSchedule | None
-    recipe: Recipe
-    execution: Execution
-    keep_messages: bool
-    progress: Callable[[int, int], None] | None
-
-    def __post_init__(self) -> None:
-        recipe, federation, place = self.recipe, self.federation, self.method.noise_place
-        if recipe.average is not None or recipe.statistics is not None:
-            raise ValueError("recipe of a federated run must have no average and no statistics of features, got one")
-        if federation.weights == "size" and place == "server":
-            raise ValueError(
-                "weights must be 'uniform' for a private average, got 'size': the sensitivity is that of equal weights"
-            )
-        if place != "local steps" and self.method.rule.releases(1):
-            raise ValueError("a client rule with releases of its own must have noise in the local steps as well")
-        if self.exact and self.execution.engine not in ("auto", "one_by_one"):
-            raise ValueError(f"engine must be 'auto' or 'one_by_one' with exact noise, got '{self.execution.engine}'")
-        self.method.rule.check(recipe)
-
-
-@dataclass
-class FederationState:
-    """State of the loop between two rounds: all that a resumed run would have to restore.
-
-    Attributes:
-        round: number of the next round.
-        parameters: global model [dim].
-        server: state of the server's rule.
-        clients: clients with data, by number: keys, noise, accounts and states.
-        private: server with a private average; None for others.
-        foreseen: the server's own planning.
-        records: rounds so far.
-    """
-
-    round: int
-    parameters: Float[Tensor, " dim"]
-    server: State
-    clients: dict[int, Client]
-    private: PrivateServer | None
-    foreseen: ForeseenPlans
-    records: list[RoundRecord] = field(default_factory=list)
 
 
 class FederatedSetup:
@@ -111,7 +55,8 @@ class FederatedSetup:
         untrained: copies of what must not change.
         public: the public pool; None for none.
         seed: public seed.
-        key: secret key.
+        key: secret key; of samplers, and of noise that is seeded.
+        file: checkpoint of the run.
         kind: source of the noise.
         remarks: marks of components that are not leakbench's, with their sentences.
         schedule: participants and losses.
@@ -141,9 +86,12 @@ class FederatedSetup:
             raise ValueError(f"at least one client must have data, got none of {len(shards)}")
         if not model.training:
             into_training_mode(model)
-        self.seed = secrets.randbits(63) if s.seed is None else s.seed
-        self.key = secrets.randbits(256) if s.key is None else s.key
-        self.kind: NoiseSource = "secure" if s.exact else "os" if s.key is None else "seeded"
+        pool = self._pool(public, data)
+        self.file = FederationFile(s, model, data, pool)
+        saved = self.file.saved or {}
+        self.seed: int = saved.get("seed", secrets.randbits(63) if s.seed is None else s.seed)
+        self.key: int = saved.get("sampler_key", secrets.randbits(256) if s.key is None else s.key)
+        self.kind: NoiseSource = s.noise
         unit_key = own_sampler_key(self.key, "server") if s.method.unit == "client" else self.seed
         self.schedule = s.schedule or draw_schedule(s.federation, populated, seed=self.seed, key=unit_key)
         self.schedule.check(s.federation, populated)
@@ -168,9 +116,10 @@ class FederatedSetup:
         steps = {"steps": s.federation.steps, "seed": self.seed}
         self.trainer = LocalTrainer(self.network, self.engine, self._rule, recipe=s.recipe, lr=s.lr, **steps)
         self.untrained = Untrained(self.network)
-        self.public = self._pool(public, data)
+        self.public = None if pool is None else self._shared(*pool)
         self.context = self._context(next(shard for shard in data if shard is not None)[0])
         self.state = self._started(data, populated, sizes, samplings, divisors)
+        self.file.restore(self)
 
     def _read(self, model: nn.Module, shards: Sequence[LabelledData | None]) -> list[tuple[Tensor, Tensor] | None]:
         """Returns every client's tensors; None for a client without data."""
@@ -186,14 +135,20 @@ class FederatedSetup:
             data.append(fitting(inputs, labels, model, loss, argument))
         return data
 
-    def _pool(self, public: LabelledData | None, data: Sequence[tuple[Tensor, Tensor] | None]) -> SharedPublic | None:
-        """Returns the public pool, after it was compared with every client's inputs."""
+    def _pool(
+        self, public: LabelledData | None, data: Sequence[tuple[Tensor, Tensor] | None]
+    ) -> tuple[Tensor, Tensor] | None:
+        """Returns the public examples, after they were compared with every client's inputs."""
         if public is None:
             return None
         device = next(shard for shard in data if shard is not None)[0].device
         pool = fitting(*as_tensors(public, "public", device), self.model, self.settings.recipe.loss, "public")
         refuse_shared(torch.cat([shard[0] for shard in data if shard is not None]), pool[0])
-        gradients = PublicGradients(self._gradients, *pool, self._factored)
+        return pool
+
+    def _shared(self, inputs: Tensor, labels: Tensor) -> SharedPublic:
+        """Returns the gradients of public examples, for all clients of a round."""
+        gradients = PublicGradients(self._gradients, inputs, labels, self._factored)
         return SharedPublic(gradients, lambda: self.trainer.round_at_global_model)
 
     def _public_targets(self, inputs: Tensor, labels: Tensor) -> Tensor:

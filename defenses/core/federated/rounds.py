@@ -7,13 +7,15 @@ round, while the steps that it took stay charged.
 
 Guarantee:
     As in `method.py` and `run.py`. Amplification by the schedule, which is public, and by iteration is not claimed:
-    local iterates are unseen, so the charge of every local step is an upper bound.
+    local iterates are unseen, so the charge of every local step is an upper bound. Rounds that a killed run may have
+    taken without a record are taken again with the same noise, or charged once more (`federation_file.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -23,11 +25,13 @@ from ..gradients.executor import Release, release_rows
 from ..plan.defense import NoisyPlan
 from ..privacy.sampling import Sampling
 from ..randomness.keys import global_generators
+from ..training.interrupts import HeldInterrupts
 from ..training.labelled import LabelledData
 from ..training.settings import Execution, Recipe
 from ..training.step import Stepper
 from .client import Client
-from .federated_setup import FederatedSettings, FederatedSetup
+from .federated_settings import FederatedSettings
+from .federated_setup import FederatedSetup
 from .local_training import LocalResult
 from .messages import Message, with_extras
 from .method import Federated
@@ -53,6 +57,8 @@ def federate(
     recipe: Recipe | None = None,
     execution: Execution | None = None,
     keep_messages: bool = False,
+    checkpoint: Path | None = None,
+    checkpoint_every: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> FederatedRun:
     """Trains a model in place on the data of several clients.
@@ -73,14 +79,18 @@ def federate(
         recipe: optimizer, momentum, schedule, loss, augmentation and divisor of the local steps.
         execution: engine, memory and device.
         keep_messages: whether the run keeps global models, messages and plans of every round.
+        checkpoint: file to resume from if it exists, and to write to; as private as the data. With a key given, all
+            components of the run must then be inspectable: functions of plain values, no open files.
+        checkpoint_every: rounds between writes, 1 if None. A killed run is charged for as many rounds once more, unless
+            its key was given.
         progress: called with (rounds done, rounds).
 
     Returns:
         The global model with a ledger for every client.
 
     Raises:
-        ValueError: for an uncalibrated method, a model that is refused, sizes or settings that do not fit, or public
-            examples among the private examples.
+        ValueError: for an uncalibrated method, a model that is refused, sizes or settings that do not fit, public
+            examples among the private examples, or a checkpoint of another run.
     """
     settings = FederatedSettings(
         method=method,
@@ -94,6 +104,8 @@ def federate(
         recipe=recipe or Recipe(),
         execution=execution or Execution(),
         keep_messages=keep_messages,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
         progress=progress,
     )
     return OngoingFederation(model, shards, public, settings).run()
@@ -117,7 +129,7 @@ class OngoingFederation:
         """Refuses invalid models, data and settings; nothing is released yet."""
         self.setup = FederatedSetup(model, shards, public, settings)
         self.settings, self.trainer, self.state = settings, self.setup.trainer, self.setup.state
-        self.schedule, self._rule = self.setup.schedule, settings.method.rule
+        self.schedule, self._rule, self._first = self.setup.schedule, settings.method.rule, self.state.round
 
     def _refuse_cut_streams(self, round: Round) -> None:
         """Refuses noise that is correlated over the steps of several rounds, if a client may miss one of them."""
@@ -131,13 +143,40 @@ class OngoingFederation:
         )
 
     def run(self) -> FederatedRun:
-        """Takes the remaining rounds."""
-        rounds = self.settings.federation.rounds
-        while self.state.round < rounds:
-            self.round()
-            if self.settings.progress is not None:
-                self.settings.progress(self.state.round, rounds)
+        """Takes the remaining rounds, from the start or from a checkpoint."""
+        checkpoint, state = self.setup.file, self.state
+        between_rounds = False
+        with HeldInterrupts(wanted=checkpoint.file.path is not None) as interrupts:
+            try:
+                checkpoint.open(self.setup)
+                between_rounds = True
+                while state.round < self.settings.federation.rounds:
+                    interrupts.raise_held()
+                    between_rounds = False
+                    self.round()
+                    between_rounds = True
+                    if state.round == checkpoint.file.due(state.round - 1):
+                        checkpoint.save(self.setup)
+                    self._report()
+                interrupts.raise_held()
+            except (KeyboardInterrupt, SystemExit):  # the latter by a handler of SIGTERM, say
+                if between_rounds:  # otherwise the last checkpoint is the last consistent state
+                    checkpoint.save(self.setup, nothing_since=True)
+                raise
+            except Exception:
+                checkpoint.forget(self.setup)
+                raise
         return self._finished()
+
+    def _report(self) -> None:
+        """Calls `progress`, whose error interrupts the run between two rounds."""
+        if self.settings.progress is None:
+            return
+        try:
+            self.settings.progress(self.state.round, self.settings.federation.rounds)
+        except Exception:
+            self.setup.file.save(self.setup, nothing_since=True)
+            raise
 
     def round(self) -> None:
         """Takes a round."""
@@ -160,7 +199,7 @@ class OngoingFederation:
         with global_generators(global_draws(self.setup.seed, number * tau), context.device):
             codec = s.method.messages.prepare(context)
             known = replace(known, foreseen=state.foreseen.of_round(context, tau), codec=codec)
-        if not number:
+        if number == self._first:
             self._refuse_cut_streams(known)
         s.method.messages.check(known)
         outcome = _Outcome(known, self.schedule.rounds[number])
@@ -184,7 +223,7 @@ class OngoingFederation:
         result = self.trainer.run(client, round, steps)
         client.rest()
         outcome.plans[number] = result.plans
-        if not round.number and number == outcome.clients[0]:
+        if round.number == self._first and number == outcome.clients[0]:
             self.setup.untrained.check()
         if lost:
             client.restore(before)
@@ -273,6 +312,8 @@ class OngoingFederation:
             public_used=self.setup.public is not None and self.setup.public.used,
             key_given=s.key is not None,
             size_public=s.recipe.nominal_size is None,
+            resumed=self.setup.file.file.resumed,
+            repeated=self.setup.file.file.repeated,
             remarks=tuple(remarks),
             unverified=tuple(sentence for sentence in remarks.values() if sentence),
         )
