@@ -57,7 +57,7 @@ from leakbench.defenses.sgd import sgd
 
 from ....parameters import subtests
 from ...duties import PUBLIC, network
-from ...federated_runs import FEDERATION, SHARDS, federated, parameters
+from ...federated_runs import EVERYBODY, FEDERATION, SHARDS, federated, parameters
 
 NOISY: dict[str, Any] = {"noise_multiplier": 1.3}
 DELTA = 1e-5
@@ -84,8 +84,12 @@ METHODS: dict[str, tuple[Federated, dict[str, Any]]] = {
     "fed_lrs": (fed_lrs(penalty=0.1, sparsity=0.5, **NOISY), {}),
     "fed_pcdp": (fed_pcdp(rank=3, **NOISY), {}),
     "pfa": (pfa(variant="full", budgets=(1.0, 2.0, 2.0, 1.0), rank=2), {}),
-    "local_noise_filter": (local_noise_filter(epsilon=0.9, delta=1e-5, sensitivity=1.0), {}),
+    "local_noise_filter": (local_noise_filter(), {}),
     "dp_ftrl": (Federated(client=dp_ftrl(**NOISY)), {"sampling": partition(0.5)}),
+    "dp_ftrl over rounds": (
+        Federated(client=dp_ftrl(tree_per_epoch=False, **NOISY)),
+        {"sampling": partition(0.5), "schedule": EVERYBODY},
+    ),
     "dp_snip": (Federated(client=dp_snip(**NOISY)), {}),
     "dpsur": (Federated(client=dpsur(**NOISY)), {}),
     "dpdr": (Federated(client=dpdr(**NOISY)), {}),
@@ -350,7 +354,7 @@ def test_a_stream_over_rounds_is_charged_as_a_whole_to_everybody(tmp_path):
 
 
 def test_noise_of_updates_is_charged_again_unless_the_client_is_lost(tmp_path):
-    method = local_noise_filter(epsilon=0.9, delta=1e-5, sensitivity=1.0)
+    method = local_noise_filter()
     killed(tmp_path / "c", method, releases=14, key=None)
     resumed = run(method, checkpoint=tmp_path / "c", key=None)
     times = [[(e.first, e.steps, e.times) for e in ledger.entries] for ledger in resumed.ledgers]
@@ -422,15 +426,14 @@ def test_a_checkpoint_belongs_to_one_run(setting, tmp_path):
 
 
 def test_content_that_cannot_be_inspected_is_refused_with_seeded_noise(tmp_path):
-    handle = (tmp_path / "log").open("w")
+    with (tmp_path / "log").open("w") as handle:
 
-    def loss(outputs, targets, log=handle):
-        return cross_entropy(outputs, targets)
+        def loss(outputs, targets, log=handle):
+            return cross_entropy(outputs, targets)
 
-    with pytest.raises(ValueError, match="cannot be inspected"):
-        run(checkpoint=tmp_path / "c", recipe=Recipe(loss=loss))
-    run(checkpoint=tmp_path / "c", recipe=Recipe(loss=loss), key=None)
-    handle.close()
+        with pytest.raises(ValueError, match="into which nothing can look"):
+            run(checkpoint=tmp_path / "c", recipe=Recipe(loss=loss))
+        run(checkpoint=tmp_path / "c", recipe=Recipe(loss=loss), key=None)
 
 
 def test_a_checkpoint_whose_ledger_lacks_steps_is_refused(tmp_path, monkeypatch):
