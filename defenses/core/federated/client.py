@@ -45,6 +45,21 @@ def own_sampler_key(key: int, party: int | str) -> int:
     return key_from("sampler of a party", key, party)
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """Data of a client that another process has.
+
+    Attributes:
+        size: public number of its examples.
+    """
+
+    size: int
+
+
+Shard = tuple[Tensor, Tensor] | Elsewhere | None
+"""Inputs and labels of a client; data of another process; None for a client without data."""
+
+
 @dataclass
 class Client:
     """A client with data.

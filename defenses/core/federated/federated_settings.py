@@ -51,9 +51,10 @@ class FederatedSettings:
         recipe, federation, place = self.recipe, self.federation, self.method.noise_place
         if recipe.average is not None or recipe.statistics is not None:
             raise ValueError("recipe of a federated run must have no average and no statistics of features, got one")
-        if federation.weights == "size" and place == "server":
+        if federation.weights == "size" and place != "local steps":
             raise ValueError(
-                "weights must be 'uniform' for a private average, got 'size': the sensitivity is that of equal weights"
+                "weights must be 'uniform' where a client is the unit, got 'size': a weight would release the size of "
+                "its data, which neighbours do not share"
             )
         if place != "local steps" and self.method.rule.releases(1):
             raise ValueError("a client rule with releases of its own must have noise in the local steps as well")

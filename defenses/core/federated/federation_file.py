@@ -28,16 +28,15 @@ from ..privacy.ledger import Entry, Ledger
 from ..training.assumptions import own_posts
 from ..training.run_file import RunFile, numerics, on_device
 from ..training.step import Stepper
-from .client import Client
+from .client import Client, Shard
 from .federated_settings import FederatedSettings
 from .messages import Message
 from .private_average import PrivateServer
 from .run import RoundRecord
+from .schedule import RoundSchedule
 
 if TYPE_CHECKING:
     from .federated_setup import FederatedSetup
-
-_Tensors = tuple[Tensor, Tensor]
 
 
 class FederationFile:
@@ -49,7 +48,7 @@ class FederationFile:
     """
 
     def __init__(
-        self, settings: FederatedSettings, model: nn.Module, data: Sequence[_Tensors | None], pool: _Tensors | None
+        self, settings: FederatedSettings, model: nn.Module, data: Sequence[Shard], pool: tuple[Tensor, Tensor] | None
     ) -> None:
         """Computes the run's digest, and reads the file if there is one.
 
@@ -64,18 +63,17 @@ class FederationFile:
             ValueError: for a file that is torn, contradicts itself, or belongs to another run.
         """
         s = self._settings = settings
-        device = next(shard[0].device for shard in data if shard is not None)
         parameter = next((p for p in model.parameters() if p.requires_grad), torch.zeros(1))
         self.file = RunFile(
             s.checkpoint,
             "" if s.checkpoint is None else _digest(s, model, data, pool),
             steps=s.federation.rounds,
             every=s.checkpoint_every or 1,
-            numerics=lambda: numerics(s.execution, device, precision_for(parameter, s.execution.precision)),
+            numerics=lambda: numerics(s.execution, parameter.device, precision_for(parameter, s.execution.precision)),
         )
         parts = (s.method.client, s.method.update, getattr(s.method.server, "defense", None))
         own = [kind for part in parts if part is not None for kind in own_posts(part)]
-        self.saved = self.file.read([RoundRecord, Message, *own])
+        self.saved = self.file.read([RoundRecord, Message, RoundSchedule, *own])
         if self.saved is not None:
             model.load_state_dict(self.saved["model"])
 
@@ -165,6 +163,7 @@ class FederationFile:
         return {
             "sampler_key": setup.key,
             "seed": setup.seed,
+            "schedule": setup.schedule,
             "model": setup.model.state_dict(),
             "server": state.server,
             "private": None if private is None else _of_party(private.stepper, private),
@@ -247,7 +246,7 @@ def _put(saved: dict[str, Any], stepper: Stepper, party: Client | PrivateServer,
         party.noise.load(saved["noise"])
 
 
-def _digest(s: FederatedSettings, model: nn.Module, data: Sequence[_Tensors | None], pool: _Tensors | None) -> str:
+def _digest(s: FederatedSettings, model: nn.Module, data: Sequence[Shard], pool: tuple[Tensor, Tensor] | None) -> str:
     """Returns a digest of all inputs that determine the releases, up to rounding.
 
     Seeded noise is drawn again by a resumed run; on another sum it would reveal the difference of the two sums.
@@ -256,5 +255,4 @@ def _digest(s: FederatedSettings, model: nn.Module, data: Sequence[_Tensors | No
     """
     made_of = (source_digest(), s.method, s.federation, s.sampling, Layout.of(model), dict(architecture(model)))
     settings = (s.lr, s.recipe, s.noise, s.schedule, s.keep_messages, s.seed, s.key)
-    numbers = [part for shard in (*data, pool) for part in (shard or (None,))]
-    return digest(*made_of, *settings, *numbers, hidden="refuse" if s.noise == "seeded" else "type")
+    return digest(*made_of, *settings, [*data], pool, hidden="refuse" if s.noise == "seeded" else "type")

@@ -215,9 +215,11 @@ class Reachable:
                 return self._instead(delta, "the server cannot compute the directions of the local steps")
             if not round.spanned:
                 return self._instead(delta, "optimizer or client rule add other directions")
-            if (share := share_outside(delta, movable)) > OUTSIDE:
+            message = coefficients(delta, movable)
+            # False for 0 / 0 and for a displacement that is not finite, which the loop names.
+            if (share := float((delta - movable.decode(message.tensors["values"])).norm() / delta.norm())) > OUTSIDE:
                 return self._instead(delta, f"{share:.2g} of its norm lies outside")
-            return coefficients(delta, movable)
+            return message
         if self.outside == "refuse":
             return self._instead(delta, "the local steps have no common subspace or mask")
         return dense_message(delta)

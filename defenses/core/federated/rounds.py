@@ -13,7 +13,7 @@ Guarantee:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from ..training.interrupts import HeldInterrupts
 from ..training.labelled import LabelledData
 from ..training.settings import Execution, Recipe
 from ..training.step import Stepper
-from .client import Client
+from .client import Client, Elsewhere
 from .federated_settings import FederatedSettings
 from .federated_setup import FederatedSetup
 from .local_training import LocalResult
@@ -122,14 +122,19 @@ class OngoingFederation:
     def __init__(
         self,
         model: nn.Module,
-        shards: Sequence[LabelledData | None],
+        shards: Sequence[LabelledData | Elsewhere | None],
         public: LabelledData | None,
         settings: FederatedSettings,
     ) -> None:
         """Refuses invalid models, data and settings; nothing is released yet."""
         self.setup = FederatedSetup(model, shards, public, settings)
         self.settings, self.trainer, self.state = settings, self.setup.trainer, self.setup.state
-        self.schedule, self._rule, self._first = self.setup.schedule, settings.method.rule, self.state.round
+        self._rule, self._first = settings.method.rule, self.state.round
+
+    @property
+    def schedule(self) -> RoundSchedule:
+        """Participants and losses of every round."""
+        return self.setup.schedule
 
     def _refuse_cut_streams(self, round: Round) -> None:
         """Refuses noise that is correlated over the steps of several rounds, if a client may miss one of them."""
@@ -180,19 +185,32 @@ class OngoingFederation:
 
     def round(self) -> None:
         """Takes a round."""
+        outcome = self.opened()
+        for client in outcome.clients:
+            self.take_part(self.state.clients[client], outcome)
+        self.close(outcome)
+
+    def opened(self, broadcast: Mapping[str, Tensor] | None = None) -> Outcome:
+        """Returns the next round before its first message.
+
+        Args:
+            broadcast: tensors that a server has sent beside the global model; None for those of this run's own server.
+        """
         s, state = self.settings, self.state
         number, tau = state.round, s.federation.local_steps
         self.trainer.place(state.parameters, number)
         self.trainer.step = number * tau
         context = self.setup.context.at(number * tau, parameters=state.parameters)
-        rule = None if isinstance(s.method.server, PrivateAverage) else s.method.server
+        if broadcast is None:
+            rule = None if isinstance(s.method.server, PrivateAverage) else s.method.server
+            broadcast = {} if rule is None else rule.broadcast(state.server)
         known = Round(
             number=number,
             context=context,
             network=self.setup.network,
             clients=len(state.clients),
             rates=self.trainer.rates(number * tau, tau),
-            broadcast={} if rule is None else rule.broadcast(state.server),
+            broadcast=broadcast,
             spanned=s.recipe.optimizer == "sgd" and self._rule.keeps_span,
         )
         self.trainer.round = known
@@ -202,14 +220,15 @@ class OngoingFederation:
         if number == self._first:
             self._refuse_cut_streams(known)
         s.method.messages.check(known)
-        outcome = _Outcome(known, self.schedule.rounds[number])
-        for client in outcome.clients:
-            self._take_part(state.clients[client], outcome)
-        self._aggregate(outcome)
-        state.records.append(outcome.record(keep=s.keep_messages))
-        state.round += 1
+        return Outcome(known, self.schedule.rounds[number])
 
-    def _take_part(self, client: Client, outcome: _Outcome) -> None:
+    def close(self, outcome: Outcome) -> None:
+        """Moves the global model by the messages of a round."""
+        self._aggregate(outcome)
+        self.state.records.append(outcome.record(keep=self.settings.keep_messages))
+        self.state.round += 1
+
+    def take_part(self, client: Client, outcome: Outcome) -> None:
         """Trains a client and receives its message; a client that is lost keeps its states."""
         round, number = outcome.round, client.number
         outcome.sent_down(number)
@@ -258,7 +277,7 @@ class OngoingFederation:
         stepper.take(round.number, round.parameters, execute, client.account)
         return stepper.update
 
-    def _aggregate(self, outcome: _Outcome) -> None:
+    def _aggregate(self, outcome: Outcome) -> None:
         """Moves the global model by the replies of a round."""
         s, state, round = self.settings, self.state, outcome.round
         deltas = {
@@ -286,10 +305,15 @@ class OngoingFederation:
         state.parameters = state.parameters + s.federation.server_lr * moved
 
     def _finished(self) -> FederatedRun:
-        s, state = self.settings, self.state
-        self.trainer.place(state.parameters, None)
+        self.trainer.place(self.state.parameters, None)
         self.setup.untrained.check()
         self.setup.engine.release_memory()
+        self.setup.model.eval()
+        return self.result()
+
+    def result(self) -> FederatedRun:
+        """Returns the run up to the current round."""
+        s, state = self.settings, self.state
         remarks = dict(self.setup.remarks)
         for client in state.clients.values():
             remarks |= client.account.remarks
@@ -298,7 +322,7 @@ class OngoingFederation:
         noisy = any(entry.noise_multiplier is not None for ledger in self.setup.ledgers for entry in ledger.entries)
         drew = noisy or (s.method.noise_multiplier or max(s.method.budgets, default=0.0)) > 0
         return FederatedRun(
-            model=self.setup.model.eval(),
+            model=self.setup.model,
             method=s.method,
             federation=s.federation,
             schedule=self.schedule,
@@ -319,10 +343,19 @@ class OngoingFederation:
         )
 
 
-class _Outcome:
-    """Messages of a round as they arrive."""
+class Outcome:
+    """Messages of a round as they arrive.
+
+    Attributes:
+        round: public facts of the round.
+        clients: scheduled clients, in the order in which they train.
+        missing: client -> reason why its message is not in the average.
+        messages: client -> message.
+        plans: client -> executed plans with their noise.
+    """
 
     def __init__(self, round: Round, clients: tuple[int, ...]) -> None:
+        """Starts without messages."""
         self.round, self.clients = round, clients
         self.missing: dict[int, str] = {}
         self.messages: dict[int, Message] = {}

@@ -37,6 +37,7 @@ from leakbench.defenses.core.federated.rounds import OngoingFederation
 from leakbench.defenses.core.gradients.executor import Engine
 from leakbench.defenses.core.training import checkpoint as disk
 from leakbench.defenses.core.training import run_file
+from leakbench.defenses.diff import diff
 from leakbench.defenses.dp_adam import dp_adam
 from leakbench.defenses.dp_fed_avg import dp_fed_avg
 from leakbench.defenses.dp_ftrl import dp_ftrl
@@ -93,10 +94,12 @@ METHODS: dict[str, tuple[Federated, dict[str, Any]]] = {
     "dp_snip": (Federated(client=dp_snip(**NOISY)), {}),
     "dpsur": (Federated(client=dpsur(**NOISY)), {}),
     "dpdr": (Federated(client=dpdr(**NOISY)), {}),
+    "diff": (Federated(client=diff(**NOISY)), {}),
     "ranked": (Federated(client=ranked(final_sparsity=0.5, **NOISY)), {}),
     "dp_adam": (Federated(client=dp_adam(**NOISY)), {}),
     "random_sparsification": (Federated(client=random_sparsification(final_sparsity=0.8, **NOISY)), {}),
     "pcdp every 3 steps": (Federated(client=pcdp(rank=3, interval=3, **NOISY)), {}),
+    "pcdp every 8 steps": (Federated(client=pcdp(rank=3, interval=8, **NOISY)), {}),
     "adaptive_clipping": (Federated(client=adaptive_clipping(**NOISY)), {}),
     "dp_fed_avg": (dp_fed_avg(**NOISY), {}),
     "dp_fed_avg adaptive": (of_server(adaptive_clipping(**NOISY)), {}),
@@ -370,10 +373,11 @@ def test_no_checkpoint_has_a_key_of_noise_that_is_not_drawn_again(method, tmp_pa
         parties.extend([*self.state.clients.values(), *([self.state.private] if self.state.private else [])])
 
     monkeypatch.setattr(FederatedSetup, "__init__", recording)
+    killed(tmp_path / "c", method, after=2, key=None)
     run(method, key=None, checkpoint=tmp_path / "c")
     content = (tmp_path / "c").read_bytes()
     keys = [party.noise.state().numpy().tobytes()[:32] for party in parties]
-    assert len({*keys}) == len(keys) >= 4
+    assert len({*keys}) == len(keys) >= 8  # nor is one used again by the run that goes on
     assert all(key not in content for key in keys)
 
 
