@@ -217,8 +217,7 @@ class OngoingFederation:
         with global_generators(global_draws(self.setup.seed, number * tau), context.device):
             codec = s.method.messages.prepare(context)
             known = replace(known, foreseen=state.foreseen.of_round(context, tau), codec=codec)
-        if number == self._first:
-            self._refuse_cut_streams(known)
+        self._refuse_cut_streams(known)
         s.method.messages.check(known)
         return Outcome(known, self.schedule.rounds[number])
 
