@@ -399,6 +399,21 @@ def test_seeded_noise_is_another_where_sums_are_rounded_otherwise(setting, tmp_p
     assert float((resumed[0] - before[12]).std()) / (1.3 * math.sqrt(2)) == pytest.approx(1.0, abs=0.6)
 
 
+def test_rounds_that_a_killed_run_took_are_remembered_when_the_next_one_writes_sooner(tmp_path):
+    """Otherwise the noise of round 1 would be drawn again where sums are rounded otherwise, uncharged."""
+
+    def stop(done, total):
+        if done == 1:
+            raise KeyboardInterrupt
+
+    killed(tmp_path / "c", after=2, checkpoint_every=3)
+    with pytest.raises(KeyboardInterrupt):
+        run(checkpoint=tmp_path / "c", progress=stop)
+    resumed = run(checkpoint=tmp_path / "c", execution=Execution(engine="torch.func"))
+    assert charges(resumed.ledgers[0]) == [(0, 4, ONCE, 1), (4, 4, TWICE, 2)]
+    assert charges(resumed.ledgers[2]) == [(4, 8, TWICE, 2)]
+
+
 def other_loss(outputs, targets):
     return 2 * cross_entropy(outputs, targets)
 

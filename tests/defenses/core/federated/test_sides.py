@@ -1,7 +1,12 @@
 """A client and a server in another framework's loop: models and claims are those of `federate` under the same keys."""
 
 import io
+import json
+import subprocess
+import sys
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -252,3 +257,103 @@ def test_every_client_has_its_own_key_in_a_real_run():
     server = ServerSide(network(), USUAL, schedule=SCHEDULE, **common({}))
     first, second = (local_round(client_of(0, USUAL, key=None), 0, server.arrays)["dense/values"] for _ in range(2))
     assert np.linalg.norm(first - second) > 0.1
+
+
+FLOWER = "1.42.0"
+ROOT = Path(__file__).parents[4]
+DRIVER = """
+import json, logging, sys
+import task
+task.settings |= {"key": 7}  # as if the operating system had drawn the same for all
+initial = task.network()
+task.network = lambda: __import__("copy").deepcopy(initial)
+import client_app, server_app
+import flwr, torch
+from flwr.app import Context, Message, Metadata, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+from leakbench.defenses.core import ClientSide, federate
+from pathlib import Path
+
+TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # set by Flower's own processes
+NODES = {900 + 7 * number % 20: number for number in range(4)}
+
+
+class InOneProcess(Grid):
+    def _unused(self, *args, **options):
+        raise NotImplementedError
+    set_run = create_message = push_messages = pull_messages = get_nodes = _unused
+    run = property(_unused)
+    def get_node_ids(self):
+        return sorted(NODES)
+    def send_and_receive(self, messages, *, timeout=None):
+        return [self.answer(message) for message in messages]
+    def answer(self, message):
+        node = message.metadata.dst_node_id
+        context = Context(1, node, {"partition-id": NODES[node], "num-partitions": 4}, RecordDict(), {})
+        sent = message_from_proto(message_to_proto(message))
+        reply = client_app.app(sent, context)
+        back = message_from_proto(message_to_proto(reply))
+        back.metadata._src_node_id = node
+        return back
+
+
+logging.disable(logging.CRITICAL)
+models = []
+average = server_app.aggregate
+server_app.aggregate = lambda server, replies: models.append(average(server, replies)) or models[-1]
+server_app.main(InOneProcess(), None)
+shards = [task.shard(number) for number in range(4)]
+alike = {name: value for name, value in task.settings.items() if name != "sizes"}
+run = federate(task.network(), shards, task.method, **alike)
+flat = torch.cat([part.detach().reshape(-1) for part in run.model.parameters()])
+moved = float((flat - torch.cat([part.detach().reshape(-1) for part in initial.parameters()])).abs().max())
+claims = []
+for number, shard in enumerate(shards):
+    file = Path(f"client-{number}.checkpoint")
+    client = ClientSide(task.network(), shard, task.method, number=number, checkpoint=file, **task.settings)
+    claims.append(client.claim(1e-5).epsilon)
+print(json.dumps({
+    "flower": flwr.__version__, "moved": moved,
+    "difference": float((torch.from_numpy(models[-1]["parameters"]) - flat).abs().max()),
+    "claims": claims, "of the loop": [claim.epsilon for claim in run.claims(1e-5)],
+}))
+"""
+
+
+def python_with_flower(folder):
+    """An interpreter with Flower and this environment's packages; Flower needs an older typer than leakbench."""
+    if find_spec("flwr"):
+        return sys.executable
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True)
+    python = folder / "bin" / "python"
+    pip = [str(python), "-m", "pip", "install", "--quiet", f"flwr=={FLOWER}"]
+    installed = subprocess.run(pip, capture_output=True, text=True, check=False)
+    if installed.returncode:
+        pytest.skip(f"flwr {FLOWER} could not be installed: {installed.stderr.strip()[-200:]}")
+    code = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    own, ours = (
+        subprocess.run([executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        for executable in (python, sys.executable)
+    )
+    (Path(own) / "shared.pth").write_text(f"{ours}\n")  # behind its own packages
+    return python
+
+
+@pytest.mark.peers
+def test_the_apps_of_the_documentation_run_under_flower(tmp_path):
+    """Models to 1e-6 and claims as by `federate`, from the files of docs/federated.md."""
+    python = python_with_flower(tmp_path / "environment")
+    for block in (ROOT / "docs" / "federated.md").read_text().split("```python\n# ")[1:]:
+        name, _, rest = block.partition("\n")
+        (tmp_path / name).write_text(rest.partition("```")[0])
+    (tmp_path / "driver.py").write_text(DRIVER)
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [str(python), "driver.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["moved"] > 0.1 and answer["difference"] <= 1e-6
+    assert answer["claims"] == answer["of the loop"] and max(answer["claims"]) > 0
