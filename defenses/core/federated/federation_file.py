@@ -30,7 +30,7 @@ from ..training.run_file import RunFile, numerics, on_device
 from ..training.step import Stepper
 from .client import Client, Shard
 from .federated_settings import FederatedSettings
-from .messages import Message
+from .messages.message import Message
 from .private_average import PrivateServer
 from .run import RoundRecord
 from .schedule import RoundSchedule

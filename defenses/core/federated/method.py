@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..plan.defense import Defense, checked_multiplier
-from .messages import Messages, Reachable
+from .messages.codecs import Messages, Reachable
 from .private_average import PrivateAverage
 from .rules import Average, ClientRule, Follow, ServerRule
 

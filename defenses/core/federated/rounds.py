@@ -33,7 +33,7 @@ from .client import Client, Elsewhere
 from .federated_settings import FederatedSettings
 from .federated_setup import FederatedSetup
 from .local_training import LocalResult
-from .messages import Message, with_extras
+from .messages.message import Message, with_extras
 from .method import Federated
 from .private_average import PrivateAverage, stacked
 from .round import Reply, Round

@@ -32,7 +32,7 @@ from ..training.labelled import LabelledData
 from ..training.settings import Execution, Recipe
 from .client import Elsewhere
 from .federated_settings import FederatedSettings
-from .messages import Message, from_arrays, to_arrays
+from .messages.message import Message, from_arrays, to_arrays
 from .method import Federated
 from .rounds import OngoingFederation, Outcome
 from .schedule import Federation, RoundSchedule

@@ -89,7 +89,7 @@ def common(settings: dict[str, Any]) -> dict[str, Any]:
 SIZES = tuple(len(labels) for _, labels in UNEQUAL)
 
 
-def client_of(number, method, *, key=7, checkpoint=None, **settings: Any) -> ClientSide:
+def client_of(number, method, *, key: int | None = 7, checkpoint=None, **settings: Any) -> ClientSide:
     """A client in a process of its own, which begins with other weights."""
     model = network()
     with torch.no_grad():
@@ -113,7 +113,9 @@ class Record:
         return {name: np.load(io.BytesIO(part), allow_pickle=False) for name, part in self.parts.items()}
 
 
-def run_by_sides(method, *, schedule=SCHEDULE, lost=(), clients=None, key: int | None = 7, **settings: Any):
+def run_by_sides(
+    method, *, schedule: RoundSchedule | None = SCHEDULE, lost=(), clients=None, key: int | None = 7, **settings: Any
+):
     """All rounds of a run with a process a client: the clients, and the server."""
     model = network()
     server = ServerSide(model, method, schedule=schedule, key=key, **common(settings))
