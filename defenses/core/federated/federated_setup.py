@@ -39,7 +39,7 @@ from .federation_file import FederationFile
 from .local_training import LocalTrainer
 from .private_average import PrivateAverage, PrivateServer, context_of_server
 from .public_pool import SharedPublic
-from .schedule import draw_schedule
+from .schedule import RoundSchedule, draw_schedule
 from .server_view import ForeseenPlans
 
 
