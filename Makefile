@@ -43,7 +43,7 @@ help:
 	@echo 'make demo       trains and attacks the quick suite, prints its board and makes its page (one to three minutes, installed)'
 	@echo 'make check      format, lint, types of the packages and the tests of the core: what one runs while working (a minute)'
 	@echo 'make test       format, lint and the default tests (minutes)'
-	@echo 'make test-peers second opinions: Opacus, BackPACK, torchvision, torchmetrics, kymatio; the wheel'
+	@echo 'make test-peers second opinions: Opacus, BackPACK, torchvision, torchmetrics, kymatio, Flower; the wheel'
 	@echo 'make test-shapes'
 	@echo '                the tests of make check, in which the shapes and types of every call are checked'
 	@echo 'make ci         make test, types, make test-peers and make test-shapes: what CI runs'

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .federated.run import FederatedRun, RoundRecord
     from .federated.schedule import Federation, RoundSchedule, draw_schedule
     from .federated.server_view import UnknownToServer, blind
+    from .federated.sides import ClientSide, ServerSide, aggregate, local_round
     from .gradients.augmentation import Augmentation, CropAndFlip, RecordSchedule, Views
     from .gradients.checks.batch_norm import group_norm_instead, refuse_batch_norm
     from .gradients.checks.synthetic_examples import Domain, Domains, tensors_of
@@ -138,6 +139,7 @@ __all__ = [
     "Buffered",
     "Claim",
     "ClientRule",
+    "ClientSide",
     "Codec",
     "Complement",
     "ConcatenatedCodec",
@@ -214,6 +216,7 @@ __all__ = [
     "Scaled",
     "Scope",
     "ServerRule",
+    "ServerSide",
     "SpanCodec",
     "Sparse",
     "StackError",
@@ -239,6 +242,7 @@ __all__ = [
     "Whole",
     "adapted",
     "adaptive_weight",
+    "aggregate",
     "assumptions",
     "blind",
     "bounded",
@@ -270,6 +274,7 @@ __all__ = [
     "keep_freed_memory",
     "keyed",
     "leading_directions",
+    "local_round",
     "logistic",
     "nested_codecs",
     "noise_multiplier",

@@ -1,8 +1,9 @@
 """A client of a federated run: its data, its keys of noise and sampler, its account, its states.
 
 Guarantee:
-    Keys are hashed from the run's key and the client's number: under a shared key, a client could subtract its own
-    noise from another's release. A client's account is charged for the plans executed on its data and nothing else.
+    Keys are hashed from the run's key and the client's number, or drawn from the operating system for each client:
+    under a shared key, a client could subtract its own noise from another's release. A client's account is charged for
+    the plans executed on its data and nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..plan.defense import State
 from ..plan.noise_correlation import NoiseMemory
 from ..privacy.sampling import Sampling
 from ..randomness.keys import key_from
-from ..randomness.noise import CipherNoise, Noise, NoiseSource, secure
+from ..randomness.noise import CipherNoise, Noise, NoiseSource, from_os, secure
 from ..training.step import Account, Stepper
 
 
@@ -24,13 +25,13 @@ def own_noise(key: int, party: int | str, kind: NoiseSource) -> Noise:
     """Returns the noise source of a client, or of the server.
 
     Args:
-        key: the run's secret key.
+        key: the run's secret key, of seeded noise alone: no checkpoint may hold that of other noise.
         party: number of the client, or "server".
-        kind: "seeded" for a key that was given, "os" for one from the operating system, "secure" for exact noise,
-            which has no key.
+        kind: "seeded" for noise under that key, "os" for a key of its own from the operating system, "secure" for
+            exact noise, which has no key.
     """
-    if kind == "secure":
-        return secure()
+    if kind != "seeded":
+        return secure() if kind == "secure" else from_os()
     return CipherNoise(key_from("noise of a party", key, party).to_bytes(32, "big"), kind)
 
 
@@ -42,6 +43,21 @@ def own_sampler_key(key: int, party: int | str) -> int:
         party: number of the client, or "server".
     """
     return key_from("sampler of a party", key, party)
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Data of a client that another process has.
+
+    Attributes:
+        size: public number of its examples.
+    """
+
+    size: int
+
+
+Shard = tuple[Tensor, Tensor] | Elsewhere | None
+"""Inputs and labels of a client; data of another process; None for a client without data."""
 
 
 @dataclass

@@ -1,15 +1,18 @@
-"""Arguments of a federated run, and the state of its loop between two rounds."""
+"""Settings of a federated run, and the state of its loop between two rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from jaxtyping import Float
 from torch import Tensor
 
 from ..plan.defense import State
+from ..plan.refusals import refuse_count
 from ..privacy.sampling import Sampling
+from ..randomness.noise import NoiseSource
 from ..training.settings import Execution, Recipe
 from .client import Client
 from .method import Federated
@@ -34,9 +37,17 @@ class FederatedSettings:
     recipe: Recipe
     execution: Execution
     keep_messages: bool
+    checkpoint: Path | None
+    checkpoint_every: int | None
     progress: Callable[[int, int], None] | None
 
+    @property
+    def noise(self) -> NoiseSource:
+        """Source of the noise: "seeded" only under a given key."""
+        return "secure" if self.exact else "os" if self.key is None else "seeded"
+
     def __post_init__(self) -> None:
+        refuse_count("checkpoint_every", self.checkpoint_every)
         recipe, federation, place = self.recipe, self.federation, self.method.noise_place
         if recipe.average is not None or recipe.statistics is not None:
             raise ValueError("recipe of a federated run must have no average and no statistics of features, got one")
@@ -54,7 +65,7 @@ class FederatedSettings:
 
 @dataclass
 class FederationState:
-    """State of the loop between two rounds: all that a resumed run would have to restore.
+    """State of the loop between two rounds: all that a checkpoint restores (`federation_file.py`).
 
     Attributes:
         round: number of the next round.

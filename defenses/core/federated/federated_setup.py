@@ -33,12 +33,13 @@ from ..randomness.noise import NoiseSource
 from ..training.assumptions import unverified
 from ..training.labelled import LabelledData, as_tensors, fitting
 from ..training.step import Account, Stepper
-from .client import Client, own_noise, own_sampler_key
+from .client import Client, Elsewhere, Shard, own_noise, own_sampler_key
 from .federated_settings import FederatedSettings, FederationState
+from .federation_file import FederationFile
 from .local_training import LocalTrainer
 from .private_average import PrivateAverage, PrivateServer, context_of_server
 from .public_pool import SharedPublic
-from .schedule import draw_schedule
+from .schedule import RoundSchedule, draw_schedule
 from .server_view import ForeseenPlans
 
 
@@ -54,7 +55,8 @@ class FederatedSetup:
         untrained: copies of what must not change.
         public: the public pool; None for none.
         seed: public seed.
-        key: secret key.
+        key: secret key; of samplers, and of noise that is seeded.
+        file: checkpoint of the run.
         kind: source of the noise.
         remarks: marks of components that are not leakbench's, with their sentences.
         schedule: participants and losses.
@@ -67,7 +69,7 @@ class FederatedSetup:
     def __init__(
         self,
         model: nn.Module,
-        shards: Sequence[LabelledData | None],
+        shards: Sequence[LabelledData | Elsewhere | None],
         public: LabelledData | None,
         settings: FederatedSettings,
     ) -> None:
@@ -78,21 +80,25 @@ class FederatedSetup:
         if buffers_of_power_iterations(model):
             raise ValueError("a federated model must have no spectral norm: its vectors would depend on client order")
         data = self._read(model, shards)
-        populated = [number for number, shard in enumerate(data) if shard is not None]
-        self.empty = tuple(number for number, shard in enumerate(data) if shard is None)
+        sizes = [_size(shard, s.recipe.nominal_size) for shard in data]
+        populated = [number for number, size in enumerate(sizes) if size]
+        self.empty = tuple(number for number, size in enumerate(sizes) if not size)
         if not populated:
             raise ValueError(f"at least one client must have data, got none of {len(shards)}")
         if not model.training:
             into_training_mode(model)
-        self.seed = secrets.randbits(63) if s.seed is None else s.seed
-        self.key = secrets.randbits(256) if s.key is None else s.key
-        self.kind: NoiseSource = "secure" if s.exact else "os" if s.key is None else "seeded"
+        pool = self._pool(public, data)
+        self.file = FederationFile(s, model, data, pool)
+        saved = self.file.saved or {}
+        self.seed: int = saved.get("seed", secrets.randbits(63) if s.seed is None else s.seed)
+        self.key: int = saved.get("sampler_key", secrets.randbits(256) if s.key is None else s.key)
+        self.kind: NoiseSource = s.noise
         unit_key = own_sampler_key(self.key, "server") if s.method.unit == "client" else self.seed
-        self.schedule = s.schedule or draw_schedule(s.federation, populated, seed=self.seed, key=unit_key)
+        drawn = s.schedule or draw_schedule(s.federation, populated, seed=self.seed, key=unit_key)
+        self.schedule: RoundSchedule = saved.get("schedule", drawn)
         self.schedule.check(s.federation, populated)
         if s.method.noise_place == "server":
             self.schedule.check_of_clients(s.federation, given=s.schedule is not None)
-        sizes = [0 if shard is None else s.recipe.nominal_size or len(shard[0]) for shard in data]
         samplings = s.federation.samplings(s.sampling, sizes)
         divisors = [s.recipe.divisor(own, size) if size else 0.0 for own, size in zip(samplings, sizes, strict=True)]
         self.network, loss = self._rule.network(model, s.recipe.loss)
@@ -111,15 +117,22 @@ class FederatedSetup:
         steps = {"steps": s.federation.steps, "seed": self.seed}
         self.trainer = LocalTrainer(self.network, self.engine, self._rule, recipe=s.recipe, lr=s.lr, **steps)
         self.untrained = Untrained(self.network)
-        self.public = self._pool(public, data)
-        self.context = self._context(next(shard for shard in data if shard is not None)[0])
+        self.public = None if pool is None else self._shared(*pool)
+        examples = next((shard[0] for shard in (*data, pool) if isinstance(shard, tuple)), None)
+        self.context = self._context(examples)
         self.state = self._started(data, populated, sizes, samplings, divisors)
+        self.file.restore(self)
 
-    def _read(self, model: nn.Module, shards: Sequence[LabelledData | None]) -> list[tuple[Tensor, Tensor] | None]:
+    def _read(self, model: nn.Module, shards: Sequence[LabelledData | Elsewhere | None]) -> list[Shard]:
         """Returns every client's tensors; None for a client without data."""
         device, loss = self.settings.execution.device, self.settings.recipe.loss
-        data: list[tuple[Tensor, Tensor] | None] = []
+        if device is not None:
+            model.to(device)
+        data: list[Shard] = []
         for number, shard in enumerate(shards):
+            if isinstance(shard, Elsewhere):
+                data.append(shard)
+                continue
             if shard is None or _is_empty(shard):
                 data.append(None)
                 continue
@@ -129,14 +142,20 @@ class FederatedSetup:
             data.append(fitting(inputs, labels, model, loss, argument))
         return data
 
-    def _pool(self, public: LabelledData | None, data: Sequence[tuple[Tensor, Tensor] | None]) -> SharedPublic | None:
-        """Returns the public pool, after it was compared with every client's inputs."""
+    def _pool(self, public: LabelledData | None, data: Sequence[Shard]) -> tuple[Tensor, Tensor] | None:
+        """Returns the public examples, after they were compared with every client's inputs."""
         if public is None:
             return None
-        device = next(shard for shard in data if shard is not None)[0].device
+        device = next(self.model.parameters()).device
         pool = fitting(*as_tensors(public, "public", device), self.model, self.settings.recipe.loss, "public")
-        refuse_shared(torch.cat([shard[0] for shard in data if shard is not None]), pool[0])
-        gradients = PublicGradients(self._gradients, *pool, self._factored)
+        private = [shard[0] for shard in data if isinstance(shard, tuple)]
+        if private:
+            refuse_shared(torch.cat(private), pool[0])
+        return pool
+
+    def _shared(self, inputs: Tensor, labels: Tensor) -> SharedPublic:
+        """Returns the gradients of public examples, for all clients of a round."""
+        gradients = PublicGradients(self._gradients, inputs, labels, self._factored)
         return SharedPublic(gradients, lambda: self.trainer.round_at_global_model)
 
     def _public_targets(self, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -153,27 +172,28 @@ class FederatedSetup:
         seed = draws(self.seed, self.trainer.step)
         return self.engine.batch(inputs, self._public_targets(inputs, labels), seed=seed)
 
-    def _context(self, inputs: Tensor) -> Context:
-        """Returns the public context of step 0."""
+    def _context(self, examples: Tensor | None) -> Context:
+        """Returns the public context of step 0, for examples like these; without any, their shape is not known."""
         s, layout = self.settings, self.engine.layout
+        parameters = layout.read(self.network)
         return Context(
             step=0,
             steps=s.federation.steps,
             steps_per_epoch=s.sampling.steps_per_epoch,
             layout=layout,
-            parameters=layout.read(self.network),
+            parameters=parameters,
             noise_multiplier=s.method.client.noise_multiplier or 0.0,
             architecture=partial(copy.deepcopy, self.network),
-            input_shape=tuple(inputs.shape[1:]),
+            input_shape=() if examples is None else tuple(examples.shape[1:]),
             seed=self.seed,
             public=self.public,
-            device=inputs.device,
+            device=parameters.device,
             round_steps=s.federation.local_steps,
         )
 
     def _started(
         self,
-        data: Sequence[tuple[Tensor, Tensor] | None],
+        data: Sequence[Shard],
         populated: Sequence[int],
         sizes: Sequence[int],
         samplings: Sequence[Sampling],
@@ -198,8 +218,7 @@ class FederatedSetup:
         self.ledgers = [Ledger(samplings[number]) for number in range(len(data))]
         for number in populated:
             shard = data[number]
-            if shard is None:
-                continue
+            inputs, labels = shard if isinstance(shard, tuple) else (theta.new_zeros(0), theta.new_zeros(0))
             steps = Account(Ledger(samplings[number]), s.exact)
             account = steps
             if place == "update":
@@ -212,8 +231,8 @@ class FederatedSetup:
             )
             clients[number] = Client(
                 number=number,
-                inputs=shard[0],
-                labels=shard[1],
+                inputs=inputs,
+                labels=labels,
                 size=sizes[number],
                 sampling=samplings[number],
                 expected_batch=divisors[number],
@@ -257,6 +276,12 @@ class FederatedSetup:
         if context.parameters is None:
             raise ValueError("context must have parameters, got None")
         return context.parameters
+
+
+def _size(shard: Shard, nominal: int | None) -> int:
+    """Returns the public number of a client's examples; 0 without data."""
+    size = shard.size if isinstance(shard, Elsewhere) else 0 if shard is None else len(shard[0])
+    return (nominal or size) if size else 0
 
 
 def _is_empty(shard: LabelledData) -> bool:

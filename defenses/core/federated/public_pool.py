@@ -36,6 +36,10 @@ class SharedPublic:
         """True if any example was read."""
         return self._pool.used
 
+    def mark_used(self) -> None:
+        """Notes that examples were read before the run was resumed."""
+        self._pool.used = True
+
     @property
     def size(self) -> int:
         """Number of examples."""

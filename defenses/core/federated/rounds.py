@@ -7,13 +7,15 @@ round, while the steps that it took stay charged.
 
 Guarantee:
     As in `method.py` and `run.py`. Amplification by the schedule, which is public, and by iteration is not claimed:
-    local iterates are unseen, so the charge of every local step is an upper bound.
+    local iterates are unseen, so the charge of every local step is an upper bound. Rounds that a killed run may have
+    taken without a record are taken again with the same noise, or charged once more (`federation_file.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -23,10 +25,11 @@ from ..gradients.executor import Release, release_rows
 from ..plan.defense import NoisyPlan
 from ..privacy.sampling import Sampling
 from ..randomness.keys import global_generators
+from ..training.interrupts import HeldInterrupts
 from ..training.labelled import LabelledData
 from ..training.settings import Execution, Recipe
 from ..training.step import Stepper
-from .client import Client
+from .client import Client, Elsewhere
 from .federated_settings import FederatedSettings
 from .federated_setup import FederatedSetup
 from .local_training import LocalResult
@@ -54,6 +57,8 @@ def federate(
     recipe: Recipe | None = None,
     execution: Execution | None = None,
     keep_messages: bool = False,
+    checkpoint: Path | None = None,
+    checkpoint_every: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> FederatedRun:
     """Trains a model in place on the data of several clients.
@@ -74,14 +79,18 @@ def federate(
         recipe: optimizer, momentum, schedule, loss, augmentation and divisor of the local steps.
         execution: engine, memory and device.
         keep_messages: whether the run keeps global models, messages and plans of every round.
+        checkpoint: file to resume from if it exists, and to write to; as private as the data. With a key given, all
+            components of the run must then be inspectable: functions of plain values, no open files.
+        checkpoint_every: rounds between writes, 1 if None. A killed run is charged for as many rounds once more, unless
+            its key was given.
         progress: called with (rounds done, rounds).
 
     Returns:
         The global model with a ledger for every client.
 
     Raises:
-        ValueError: for an uncalibrated method, a model that is refused, sizes or settings that do not fit, or public
-            examples among the private examples.
+        ValueError: for an uncalibrated method, a model that is refused, sizes or settings that do not fit, public
+            examples among the private examples, or a checkpoint of another run.
     """
     settings = FederatedSettings(
         method=method,
@@ -95,6 +104,8 @@ def federate(
         recipe=recipe or Recipe(),
         execution=execution or Execution(),
         keep_messages=keep_messages,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
         progress=progress,
     )
     return OngoingFederation(model, shards, public, settings).run()
@@ -111,14 +122,19 @@ class OngoingFederation:
     def __init__(
         self,
         model: nn.Module,
-        shards: Sequence[LabelledData | None],
+        shards: Sequence[LabelledData | Elsewhere | None],
         public: LabelledData | None,
         settings: FederatedSettings,
     ) -> None:
         """Refuses invalid models, data and settings; nothing is released yet."""
         self.setup = FederatedSetup(model, shards, public, settings)
         self.settings, self.trainer, self.state = settings, self.setup.trainer, self.setup.state
-        self.schedule, self._rule = self.setup.schedule, settings.method.rule
+        self._rule, self._first = settings.method.rule, self.state.round
+
+    @property
+    def schedule(self) -> RoundSchedule:
+        """Participants and losses of every round."""
+        return self.setup.schedule
 
     def _refuse_cut_streams(self, round: Round) -> None:
         """Refuses noise that is correlated over the steps of several rounds, if a client may miss one of them."""
@@ -132,46 +148,86 @@ class OngoingFederation:
         )
 
     def run(self) -> FederatedRun:
-        """Takes the remaining rounds."""
-        rounds = self.settings.federation.rounds
-        while self.state.round < rounds:
-            self.round()
-            if self.settings.progress is not None:
-                self.settings.progress(self.state.round, rounds)
+        """Takes the remaining rounds, from the start or from a checkpoint."""
+        checkpoint, state = self.setup.file, self.state
+        between_rounds = False
+        with HeldInterrupts(wanted=checkpoint.file.path is not None) as interrupts:
+            try:
+                checkpoint.open(self.setup)
+                between_rounds = True
+                while state.round < self.settings.federation.rounds:
+                    interrupts.raise_held()
+                    between_rounds = False
+                    self.round()
+                    between_rounds = True
+                    if state.round == checkpoint.file.due(state.round - 1):
+                        checkpoint.save(self.setup)
+                    self._report()
+                interrupts.raise_held()
+            except (KeyboardInterrupt, SystemExit):  # the latter by a handler of SIGTERM, say
+                if between_rounds:  # otherwise the last checkpoint is the last consistent state
+                    checkpoint.save(self.setup, nothing_since=True)
+                raise
+            except Exception:
+                checkpoint.forget(self.setup)
+                raise
         return self._finished()
+
+    def _report(self) -> None:
+        """Calls `progress`, whose error interrupts the run between two rounds."""
+        if self.settings.progress is None:
+            return
+        try:
+            self.settings.progress(self.state.round, self.settings.federation.rounds)
+        except Exception:
+            self.setup.file.save(self.setup, nothing_since=True)
+            raise
 
     def round(self) -> None:
         """Takes a round."""
+        outcome = self.opened()
+        for client in outcome.clients:
+            self.take_part(self.state.clients[client], outcome)
+        self.close(outcome)
+
+    def opened(self, broadcast: Mapping[str, Tensor] | None = None) -> Outcome:
+        """Returns the next round before its first message.
+
+        Args:
+            broadcast: tensors that a server has sent beside the global model; None for those of this run's own server.
+        """
         s, state = self.settings, self.state
         number, tau = state.round, s.federation.local_steps
         self.trainer.place(state.parameters, number)
         self.trainer.step = number * tau
         context = self.setup.context.at(number * tau, parameters=state.parameters)
-        rule = None if isinstance(s.method.server, PrivateAverage) else s.method.server
+        if broadcast is None:
+            rule = None if isinstance(s.method.server, PrivateAverage) else s.method.server
+            broadcast = {} if rule is None else rule.broadcast(state.server)
         known = Round(
             number=number,
             context=context,
             network=self.setup.network,
             clients=len(state.clients),
             rates=self.trainer.rates(number * tau, tau),
-            broadcast={} if rule is None else rule.broadcast(state.server),
+            broadcast=broadcast,
             spanned=s.recipe.optimizer == "sgd" and self._rule.keeps_span,
         )
         self.trainer.round = known
         with global_generators(global_draws(self.setup.seed, number * tau), context.device):
             codec = s.method.messages.prepare(context)
             known = replace(known, foreseen=state.foreseen.of_round(context, tau), codec=codec)
-        if not number:
-            self._refuse_cut_streams(known)
+        self._refuse_cut_streams(known)
         s.method.messages.check(known)
-        outcome = _Outcome(known, self.schedule.rounds[number])
-        for client in outcome.clients:
-            self._take_part(state.clients[client], outcome)
-        self._aggregate(outcome)
-        state.records.append(outcome.record(keep=s.keep_messages))
-        state.round += 1
+        return Outcome(known, self.schedule.rounds[number])
 
-    def _take_part(self, client: Client, outcome: _Outcome) -> None:
+    def close(self, outcome: Outcome) -> None:
+        """Moves the global model by the messages of a round."""
+        self._aggregate(outcome)
+        self.state.records.append(outcome.record(keep=self.settings.keep_messages))
+        self.state.round += 1
+
+    def take_part(self, client: Client, outcome: Outcome) -> None:
         """Trains a client and receives its message; a client that is lost keeps its states."""
         round, number = outcome.round, client.number
         outcome.sent_down(number)
@@ -185,7 +241,7 @@ class OngoingFederation:
         result = self.trainer.run(client, round, steps)
         client.rest()
         outcome.plans[number] = result.plans
-        if not round.number and number == outcome.clients[0]:
+        if round.number == self._first and number == outcome.clients[0]:
             self.setup.untrained.check()
         if lost:
             client.restore(before)
@@ -220,7 +276,7 @@ class OngoingFederation:
         stepper.take(round.number, round.parameters, execute, client.account)
         return stepper.update
 
-    def _aggregate(self, outcome: _Outcome) -> None:
+    def _aggregate(self, outcome: Outcome) -> None:
         """Moves the global model by the replies of a round."""
         s, state, round = self.settings, self.state, outcome.round
         deltas = {
@@ -248,10 +304,15 @@ class OngoingFederation:
         state.parameters = state.parameters + s.federation.server_lr * moved
 
     def _finished(self) -> FederatedRun:
-        s, state = self.settings, self.state
-        self.trainer.place(state.parameters, None)
+        self.trainer.place(self.state.parameters, None)
         self.setup.untrained.check()
         self.setup.engine.release_memory()
+        self.setup.model.eval()
+        return self.result()
+
+    def result(self) -> FederatedRun:
+        """Returns the run up to the current round."""
+        s, state = self.settings, self.state
         remarks = dict(self.setup.remarks)
         for client in state.clients.values():
             remarks |= client.account.remarks
@@ -260,7 +321,7 @@ class OngoingFederation:
         noisy = any(entry.noise_multiplier is not None for ledger in self.setup.ledgers for entry in ledger.entries)
         drew = noisy or (s.method.noise_multiplier or max(s.method.budgets, default=0.0)) > 0
         return FederatedRun(
-            model=self.setup.model.eval(),
+            model=self.setup.model,
             method=s.method,
             federation=s.federation,
             schedule=self.schedule,
@@ -274,15 +335,26 @@ class OngoingFederation:
             public_used=self.setup.public is not None and self.setup.public.used,
             key_given=s.key is not None,
             size_public=s.recipe.nominal_size is None,
+            resumed=self.setup.file.file.resumed,
+            repeated=self.setup.file.file.repeated,
             remarks=tuple(remarks),
             unverified=tuple(sentence for sentence in remarks.values() if sentence),
         )
 
 
-class _Outcome:
-    """Messages of a round as they arrive."""
+class Outcome:
+    """Messages of a round as they arrive.
+
+    Attributes:
+        round: public facts of the round.
+        clients: scheduled clients, in the order in which they train.
+        missing: client -> reason why its message is not in the average.
+        messages: client -> message.
+        plans: client -> executed plans with their noise.
+    """
 
     def __init__(self, round: Round, clients: tuple[int, ...]) -> None:
+        """Starts without messages."""
         self.round, self.clients = round, clients
         self.missing: dict[int, str] = {}
         self.messages: dict[int, Message] = {}

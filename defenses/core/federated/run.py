@@ -83,12 +83,14 @@ class FederatedRun:
         rounds: what was sent in every round.
         empty: numbers of the clients without data, which are never scheduled.
         seed: key of the public randomness.
-        key: secret key from which the clients' keys are hashed; never logged.
+        key: secret key from which the clients' keys of samplers, and of seeded noise, are hashed; never logged.
         engine: name of the engine that computed the sums.
         noise: source of the noise; "none" if no release had noise.
         public_used: whether public examples were read.
         key_given: whether the key was given, and not drawn from the operating system.
         size_public: whether the clients' numbers of examples are treated as public.
+        resumed: whether it continued from a checkpoint.
+        repeated: whether it took rounds again with the same seeded noise, after an interruption.
         remarks: remarks of the executed plans, and marks of unverified components.
         unverified: the same components in sentences.
     """
@@ -107,6 +109,8 @@ class FederatedRun:
     public_used: bool = False
     key_given: bool = False
     size_public: bool = True
+    resumed: bool = False
+    repeated: bool = False
     remarks: tuple[str, ...] = ()
     unverified: tuple[str, ...] = ()
 
@@ -151,6 +155,7 @@ class FederatedRun:
         claim = ledger.claim(delta, unit=self.unit)
         by_size = self.federation.weights == "size" and self.size_public and claim.relation == "add_remove"
         known = {"key_given": self.key_given, "public_used": self.public_used}
+        known |= {"resumed": self.resumed, "repeated": self.repeated}
         assumes = (
             *assumptions(self.noise, ledger.sampling, **known, size_public=self.size_public and self.unit == "record"),
             *filter(None, (_OF_UNIT[self.unit], self._of_server)),

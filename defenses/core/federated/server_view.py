@@ -74,6 +74,14 @@ class ForeseenPlans:
         """Takes the clients' defense."""
         self._defense, self._state, self._started, self.reason = defense, None, False, ""
 
+    def state(self) -> tuple[State, bool, str]:
+        """Returns the state for a checkpoint."""
+        return self._state, self._started, self.reason
+
+    def load(self, state: tuple[State, bool, str]) -> None:
+        """Continues from a checkpoint."""
+        self._state, self._started, self.reason = state
+
     def of_round(self, context: Context, steps: int) -> tuple[StepPlan, ...] | None:
         """Returns the plans of a round's local steps; None, with a `reason`, if they are not known.
 

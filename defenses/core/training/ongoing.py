@@ -11,7 +11,7 @@ Guarantee:
     may have released steps after its last checkpoint, and takes them again. With `os` or `secure` noise, whose key no
     checkpoint contains, the releases are new, and the ledger charges these steps once more. `seeded` noise is drawn
     again, which gives the same releases, because a digest of all their inputs ensures that the sums are the same
-    (`fingerprint.py`) up to rounding, and nothing that is known to decide of rounding has changed (`resuming.py`).
+    (`fingerprint.py`) up to rounding, and nothing that is known to decide of rounding has changed (`run_file.py`).
     Otherwise the noise is another, and the steps are charged once more, too. That the device itself rounds alike twice
     is assumed, and the claim says so. A run that was interrupted between two steps has no such steps.
 """
@@ -109,7 +109,7 @@ class OngoingRun:
         self.average = ParameterAverage(s.recipe.average)
         self.transcript = s.recording.transcript(self.runner.layout)
         self.started = False
-        self.file = Resumption(self, pool)
+        self.checkpoint = Resumption(self, pool)
         # The public seed need only differ between runs; the sampler's key is a secret, and long enough for it.
         self.seed = secrets.randbits(63) if s.seed is None else s.seed
         self.key = secrets.randbits(256) if s.sampler_key is None else s.sampler_key
@@ -120,7 +120,7 @@ class OngoingRun:
         """Takes the remaining steps, from the start or from a checkpoint."""
         total = self.settings.steps
         between_steps, done = False, 0
-        with HeldInterrupts(wanted=self.file.path is not None) as interrupts:
+        with HeldInterrupts(wanted=self.checkpoint.file.path is not None) as interrupts:
             try:
                 first = done = self.begin()
                 between_steps = True
@@ -129,16 +129,16 @@ class OngoingRun:
                     between_steps = False
                     self.step(step, check=step == first or step + 1 == total)
                     between_steps, done = True, step + 1
-                    if done == self.file.due(step):
-                        self.file.save(done)
+                    if done == self.checkpoint.file.due(step):
+                        self.checkpoint.save(done)
                     self._report(done)
                 interrupts.raise_held()
             except (KeyboardInterrupt, SystemExit):  # the latter by a handler of SIGTERM, say
                 if between_steps:  # otherwise the last checkpoint is the last consistent state
-                    self.file.save(done, nothing_since=True)
+                    self.checkpoint.save(done, nothing_since=True)
                 raise
             except Exception:
-                self.file.forget()
+                self.checkpoint.forget()
                 raise
         return self._finished()
 
@@ -150,13 +150,13 @@ class OngoingRun:
         try:
             progress(done, self.settings.steps)
         except Exception:
-            self.file.save(done, nothing_since=True)
+            self.checkpoint.save(done, nothing_since=True)
             raise
 
     def begin(self) -> int:
         """Starts the method, or restores a checkpoint; returns the number of the first step to take."""
-        first = self.file.restore()
-        self.file.open(first)
+        first = self.checkpoint.restore()
+        self.checkpoint.open(first)
         if not self.started:
             with global_generators(global_draws(self.seed, None), self.device), self.iterations.held():
                 self._release_statistics()
@@ -365,8 +365,8 @@ class OngoingRun:
             key_given=self.settings.sampler_key is not None,
             last=last,
             augmentation=self.settings.recipe.augmentation,
-            resumed=self.file.resumed,
-            repeated=self.file.repeated,
+            resumed=self.checkpoint.file.resumed,
+            repeated=self.checkpoint.file.repeated,
             nominal_size=self.settings.recipe.nominal_size,
         )
 

@@ -36,7 +36,7 @@ from leakbench.defenses.core.gradients import executor
 from leakbench.defenses.core.plan.noise_correlation import Banded, Tree
 from leakbench.defenses.core.privacy.ledger import events_of
 from leakbench.defenses.core.training import checkpoint as disk
-from leakbench.defenses.core.training import resuming
+from leakbench.defenses.core.training import run_file
 from leakbench.defenses.core.training.ongoing import Engine, OngoingRun
 from leakbench.defenses.dp_ftrl import dp_ftrl
 from leakbench.defenses.dp_sgd import dp_sgd
@@ -285,7 +285,7 @@ def test_a_checkpoint_is_written_every_whole_number_of_steps(every):
 
 def test_seeded_noise_is_another_on_a_processor_of_another_name(tmp_path, monkeypatch):
     killed(tmp_path / "c", 3)
-    monkeypatch.setattr(resuming, "processor_name", lambda: "another")
+    monkeypatch.setattr(run_file, "processor_name", lambda: "another")
     run = duties.trained(DEFENSE, checkpoint=tmp_path / "c")
     assert charges(run) == [(0, 2, 1.0, 1), (2, 2, 1 / math.sqrt(2), 2), (4, 2, 1.0, 1)]
 
