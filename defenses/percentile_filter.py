@@ -38,6 +38,9 @@ class PercentileMessages:
     def prepare(self, context: Context) -> None:
         """Returns None: nothing is shared."""
 
+    def check(self, round: Round) -> None:
+        """Accepts every round."""
+
     def encode(self, delta: Tensor, round: Round) -> Message:
         """Returns all numbers of the filtered displacement."""
         a_step = delta / round.local_steps

@@ -88,6 +88,13 @@ def test_a_method_without_its_noise_is_refused_and_without_any_proves_nothing(na
     assert math.isinf(federated(build(name, noise_multiplier=0.0)).claim(1e-5).epsilon)
 
 
+@subtests("name", [name for name in NAMES if build(name, noise_multiplier=1.3).noise_multiplier])
+def test_exact_noise_is_charged_as_what_it_is(name):
+    run = federated(build(name, noise_multiplier=1.3), key=None, exact=True, schedule=EVERYBODY)
+    assert run.noise == "secure" and torch.isfinite(parameters(run)).all()
+    assert all(entry.exact for ledger in run.ledgers for entry in ledger.entries)
+
+
 @subtests("name", NAMES)
 def test_the_order_of_clients_changes_the_last_digits_at_most(name):
     back = federated(build(name, noise_multiplier=1.3), schedule=RoundSchedule(((2, 0, 3, 1),) * 3))

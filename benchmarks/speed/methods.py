@@ -23,6 +23,7 @@ from leakbench.defenses.core import (
     Coordinates,
     Defense,
     Execution,
+    Federated,
     Ledger,
     Recipe,
     Recording,
@@ -56,9 +57,14 @@ _MOST_ROUNDS = _STEPS // KEPT - 2  # leaves two calls to warm up
 
 
 def names() -> list[str]:
-    """Returns all methods, by the names of their files."""
+    """Returns all methods of central training, by the names of their files."""
     folder = Path(inspect.getfile(Context)).parents[2]  # of `defenses/core/plan/`
-    return sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+    return sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__" and _is_central(path.stem))
+
+
+def _is_central(name: str) -> bool:
+    returned = inspect.signature(_function(name)).return_annotation
+    return getattr(returned, "__name__", returned) != Federated.__name__
 
 
 def ways() -> list[str]:

@@ -123,11 +123,25 @@ def test_lost_clients_and_infinite_updates_are_zero_rows_and_stay_charged():
 
 
 def test_a_round_of_nobody_is_a_release_of_noise_alone():
-    federation = Federation(rounds=3, local_steps=1, participation=0.5, participants="poisson")
+    federation = Federation(rounds=3, local_steps=1, participation=0.01, participants="poisson")
     method = dp_fed_avg(update_norm=1.0, noise_multiplier=1.0)
-    run = federated(method, federation=federation, schedule=RoundSchedule(((), (), ())))
+    run = federated(method, federation=federation)
+    assert run.schedule.rounds == ((), (), ())
     assert (parameters(run) - run.rounds[0].parameters).norm() > 0.1
     assert run.ledgers[0].steps == 3
+
+
+def test_schedules_are_those_that_the_ledger_charges():
+    method, half = dp_fed_avg(noise_multiplier=1.0), {"rounds": 3, "participation": 0.5}
+    with pytest.raises(ValueError, match="schedule must be None for participants='poisson'"):
+        federated(method, federation=Federation(participants="poisson", **half), schedule=EVERYBODY)
+    twice = RoundSchedule(((0, 1), (1, 2), (3,)))
+    with pytest.raises(ValueError, match="at most once in 2 rounds, got one more often in the rounds from 0"):
+        federated(method, federation=Federation(participants="partition", **half), schedule=twice)
+    once = RoundSchedule(((0, 1), (2, 3), (1,)))
+    run = federated(method, federation=Federation(participants="partition", **half), schedule=once)
+    assert run.claim(1e-5).gaussians is not None
+    assert sum(event.count for event in run.claim(1e-5).gaussians or ()) == 2  # two cycles, one of them cut short
 
 
 def test_what_a_server_cannot_average_is_refused():
@@ -141,7 +155,7 @@ def test_what_a_server_cannot_average_is_refused():
     with pytest.raises(ValueError, match="must send nothing beside its update"):
         controlled = replace(of_server(SERVERS["dp_sgd"]), rule=Chatty())
         federated(controlled)
-    with pytest.raises(ValueError, match="at the global model, got another point"):
+    with pytest.raises(ValueError, match="an update is known at the global model alone"):
         federated(of_server(diff2(noise_multiplier=1.0)), federation=FEDERATION)
 
 

@@ -1,9 +1,13 @@
 """What is particular to FedPCDP: one basis a round at the global model, and coefficients that are the whole message."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from leakbench.defenses.core import Federated, Reachable, Recipe, Subspace, dense_message, share_outside
+from leakbench.defenses.core.federated.local_training import LocalTrainer
+from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.fed_pcdp import fed_pcdp
 from leakbench.defenses.pcdp import pcdp
 
@@ -56,6 +60,9 @@ class Sent:
     def prepare(self, context):
         return None
 
+    def check(self, round):
+        pass
+
     def encode(self, delta, round):
         return dense_message(delta)
 
@@ -75,9 +82,15 @@ def test_parties_with_the_same_pool_seed_and_model_find_the_same_basis():
 
 def test_what_leaves_the_span_is_refused():
     method = fed_pcdp(rank=RANK, noise_multiplier=1.3)
-    for recipe in (Recipe(optimizer="adam"), Recipe(optimizer=decaying)):
-        with pytest.raises(ValueError, match="optimizer or client rule add other directions"):
-            federated(method, recipe=recipe)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalTrainer, "run", None)  # before a client trains
+        for recipe in (Recipe(optimizer="adam"), Recipe(optimizer=decaying)):
+            with pytest.raises(ValueError, match="optimizer or client rule add other directions"):
+                federated(method, recipe=recipe)
+        with pytest.raises(ValueError, match="the server cannot compute the plans of the local steps"):
+            federated(replace(method, client=pcdp(rank=RANK, noise_multiplier=1.3)))
+        with pytest.raises(ValueError, match="no common subspace or mask"):
+            federated(replace(method, client=dp_sgd(noise_multiplier=1.3)))
     with pytest.raises(ValueError, match="needs public data, got none"):
         federated(method, public=None)
     with pytest.raises(ValueError, match="public data must have at least 500 examples, got 120"):

@@ -7,7 +7,7 @@ Guarantee:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -86,6 +86,10 @@ class Client:
         """Returns the states that a lost round leaves unchanged; noise and charges are never taken back."""
         own = self.update
         return self.stepper.state, self.stepper.context, self.state, own and (own.state, own.context)
+
+    def rest(self) -> None:
+        """Lets go of the round's model, which a context would hold until the client's next round."""
+        self.stepper.context = replace(self.stepper.context, parameters=None, one_off=None)
 
     def restore(self, states: tuple[Any, ...]) -> None:
         """Returns to the states of `snapshot`."""

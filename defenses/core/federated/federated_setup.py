@@ -104,8 +104,16 @@ class FederatedSetup:
 
     Attributes:
         settings: arguments of the run.
+        model: the model.
         network: the network in training, which may compute more than the model.
+        engine: of the network.
         trainer: local training on it.
+        untrained: copies of what must not change.
+        public: the public pool; None for none.
+        seed: public seed.
+        key: secret key.
+        kind: source of the noise.
+        remarks: marks of components that are not leakbench's, with their sentences.
         schedule: participants and losses.
         ledgers: ledger of every client, by number.
         empty: numbers of the clients without data.
@@ -139,6 +147,8 @@ class FederatedSetup:
         unit_key = own_sampler_key(self.key, "server") if s.method.unit == "client" else self.seed
         self.schedule = s.schedule or draw_schedule(s.federation, populated, seed=self.seed, key=unit_key)
         self.schedule.check(s.federation, populated)
+        if s.method.noise_place == "server":
+            self.schedule.check_of_clients(s.federation, given=s.schedule is not None)
         sizes = [0 if shard is None else s.recipe.nominal_size or len(shard[0]) for shard in data]
         samplings = s.federation.samplings(s.sampling, sizes)
         divisors = [s.recipe.divisor(own, size) if size else 0.0 for own, size in zip(samplings, sizes, strict=True)]

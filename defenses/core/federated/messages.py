@@ -155,6 +155,10 @@ class Messages(Protocol):
         """Returns a codec that all parties compute themselves at the global model, or None."""
         ...
 
+    def check(self, round: Round) -> None:
+        """Raises `ValueError` for a round whose messages would be refused, before a client trains."""
+        ...
+
     def encode(self, delta: Float[Tensor, " dim"], round: Round) -> Message:
         """Returns the client's message; `round.plans` are the plans that it executed."""
         ...
@@ -180,6 +184,18 @@ class Reachable:
 
     def prepare(self, context: Context) -> None:
         """Returns None: the plans decide."""
+
+    def check(self, round: Round) -> None:
+        """Refuses a round whose displacements leave their span, as far as it follows from public values."""
+        if self.outside == "dense":
+            return
+        movable = None if round.foreseen is None else reach_of(round.foreseen)
+        if movable is None:
+            self._instead(None, "the server cannot compute the plans of the local steps")
+        elif isinstance(movable, Everything):
+            self._instead(None, "the local steps have no common subspace or mask")
+        elif isinstance(movable, Subspace) and not round.spanned:
+            self._instead(None, "optimizer or client rule add other directions")
 
     def encode(self, delta: Float[Tensor, " dim"], round: Round) -> Message:
         """Returns the shortest message that holds the displacement.
@@ -211,8 +227,8 @@ class Reachable:
         known = reach_of(round.foreseen) if round.foreseen else None
         return decoded_message(message, round.context.dim, None if isinstance(known, Everything) else known)
 
-    def _instead(self, delta: Tensor, reason: str) -> Message:
-        if self.outside == "refuse":
+    def _instead(self, delta: Tensor | None, reason: str) -> Message:
+        if self.outside == "refuse" or delta is None:
             raise ValueError(
                 f"a message must lie in the span of its round's plans, and {reason}; use plain SGD and interval = "
                 "local_steps, or Reachable(outside='dense')"
@@ -240,6 +256,9 @@ class LargestEntries:
 
     def prepare(self, context: Context) -> None:
         """Returns None: positions are sent."""
+
+    def check(self, round: Round) -> None:
+        """Accepts every round."""
 
     def encode(self, delta: Float[Tensor, " dim"], round: Round) -> Message:
         """Returns the ceil((1 - sparsity) dim) entries of largest absolute value; all of them at sparsity 0."""
@@ -276,6 +295,9 @@ class PublicCoefficients:
     def prepare(self, context: Context) -> Subspace:
         """Returns the subspace of public gradients at the global model."""
         return self.subspace.at(None, context)[1]
+
+    def check(self, round: Round) -> None:
+        """Accepts every round."""
 
     def encode(self, delta: Float[Tensor, " dim"], round: Round) -> Message:
         """Returns the coefficients."""

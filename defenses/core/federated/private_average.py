@@ -24,11 +24,18 @@ from torch import Tensor
 
 from ..gradients.executor import Release, release_rows
 from ..plan.defense import Context, Defense, NoisyPlan
+from ..plan.families.adaptive_clip_norm import EncodedNormWithin
 from ..plan.noise_correlation import NoiseMemory
+from ..plan.query import Gradient, GradientLess, NormWithin
 from ..privacy.ledger import Ledger
-from ..privacy.sampling import Sampling
+from ..privacy.sampling import Sampling, full
 from ..randomness.noise import Noise
+from ..training.calibration import rehearsed
 from ..training.step import Account, Stepper
+
+_TRIED = 4  # rounds of the dry run: methods with a memory plan their first step otherwise
+_QUERIES = (Gradient, GradientLess, NormWithin, EncodedNormWithin)
+"""Queries that read a row at the global model and nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +92,8 @@ class PrivateServer:
         self.noise, self.memory, self._own_rounds = noise, NoiseMemory(), own_rounds
         self.stepper = Stepper(defense, context, lambda parameters: None)
         self.stepper.start()
+        _refuse_other_rows(defense, context.steps)
         _, plan = defense.plan(copy.deepcopy(self.stepper.state), self.stepper.context)
-        if plan.trial is not None or plan.start_at is not None:
-            raise ValueError(f"'{defense.name}' cannot average clients: a round has no trial and no other start")
         if plan.correlated is not None and own_rounds:
             raise ValueError(
                 f"'{defense.name}' has noise that is correlated over rounds, so participants must be 'partition', got "
@@ -130,6 +136,18 @@ class PrivateServer:
             return update
         moves = self.stepper.moves
         return moves.decode(moves.encode(update.unsqueeze(0)).squeeze(0))
+
+
+def _refuse_other_rows(defense: Defense, rounds: int) -> None:
+    """Refuses plans that need more than a client's update, found by a dry run of the first rounds on a toy."""
+    for step in rehearsed(defense, Account(Ledger(full())), steps=min(rounds, _TRIED)):
+        plan = None if step.plan is None else step.plan.plan
+        if plan is None:
+            continue
+        if plan.trial is not None or plan.start_at is not None:
+            raise ValueError(f"'{defense.name}' cannot average clients: a round has no trial and no other start")
+        if not all(isinstance(block.query, _QUERIES) for block in plan.blocks):
+            raise ValueError(f"'{defense.name}' cannot average clients: an update is known at the global model alone")
 
 
 def context_of_server(context: Context, *, rounds: int, sampling: Sampling, clients: float) -> Context:

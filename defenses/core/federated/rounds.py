@@ -162,6 +162,7 @@ class OngoingFederation:
             known = replace(known, foreseen=state.foreseen.of_round(context, tau), codec=codec)
         if not number:
             self._refuse_cut_streams(known)
+        s.method.messages.check(known)
         outcome = _Outcome(known, self.schedule.rounds[number])
         for client in outcome.clients:
             self._take_part(state.clients[client], outcome)
@@ -181,6 +182,7 @@ class OngoingFederation:
         self.trainer.enter(client, round)
         before = client.snapshot()
         result = self.trainer.run(client, round, steps)
+        client.rest()
         outcome.plans[number] = result.plans
         if not round.number and number == outcome.clients[0]:
             self.setup.untrained.check()

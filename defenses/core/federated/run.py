@@ -77,7 +77,8 @@ class FederatedRun:
         model: the trained global model, in evaluation mode.
         method: with its noise.
         federation: shape of the run.
-        schedule: participants and losses of every round.
+        schedule: participants and losses of every round; secret where a client is the unit under `poisson`, as are the
+            clients of `rounds`.
         ledgers: ledger of every client, by number.
         rounds: what was sent in every round.
         empty: numbers of the clients without data, which are never scheduled.
@@ -165,4 +166,7 @@ class FederatedRun:
     def _of_server(self) -> str:
         if self.method.noise_place != "server":
             return ""
-        return "the server is trusted: it sees every client's update without noise"
+        return (
+            "the server is trusted: it sees every client's update without noise; the number of clients, from which the "
+            "divisor of their sum follows, is public"
+        )

@@ -164,6 +164,32 @@ class RoundSchedule:
                 numbers = ", ".join(map(str, clients))
                 raise ValueError(f"round {number} of the schedule must have distinct clients with data, got {numbers}")
 
+    def check_of_clients(self, federation: Federation, *, given: bool) -> None:
+        """Refuses a schedule that is not the participation of clients which a ledger charges.
+
+        Args:
+            federation: the run's.
+            given: whether the schedule was given, and not drawn with a secret key.
+
+        Raises:
+            ValueError: for a given schedule under `poisson`, or a client that is twice in a cycle of a `partition`.
+        """
+        if federation.participants == "poisson" and given:
+            raise ValueError(
+                "schedule must be None for participants='poisson' where a client is the unit, got one: only a secret "
+                "draw amplifies; give participants='fixed'"
+            )
+        if federation.participants != "partition":
+            return
+        cycle = federation.sampling_of_clients(1).steps_per_epoch
+        for first in range(0, len(self.rounds), cycle):
+            members = [client for clients in self.rounds[first : first + cycle] for client in clients]
+            if len({*members}) < len(members):
+                raise ValueError(
+                    f"a partition must have every client at most once in {cycle} rounds, got one more often in the "
+                    f"rounds from {first}; give participants='fixed'"
+                )
+
 
 def draw_schedule(federation: Federation, populated: Sequence[int], *, seed: int, key: int) -> RoundSchedule:
     """Draws a schedule.

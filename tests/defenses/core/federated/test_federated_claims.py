@@ -100,6 +100,7 @@ GOLDEN = {
 }
 
 
+@pytest.mark.long
 @subtests("name", list(GOLDEN))
 def test_the_specifications_table_is_met_to_four_digits(name):
     claim, by_pld, by_rdp = GOLDEN[name]
@@ -164,7 +165,7 @@ def test_a_client_as_the_unit_is_charged_by_the_participation_of_clients(partici
             own = len(run.schedule.rounds_of(client)) if participants == "fixed" else rounds
             events = [(WHOLE(2.0), own)]
         assert claim.epsilon == pytest.approx(independent(events, 1e-5, PLDAccountant), rel=2e-3)
-    assert "the server is trusted: it sees every client's update without noise" in claims[0].assumes
+    assert any(sentence.startswith("the server is trusted") for sentence in claims[0].assumes)
 
 
 def test_noise_in_each_update_is_charged_under_replacement_of_all_of_a_clients_data():

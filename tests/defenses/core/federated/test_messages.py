@@ -207,6 +207,9 @@ class Whole:
     def prepare(self, context):
         return None
 
+    def check(self, round):
+        pass
+
     def encode(self, delta, round):
         return dense_message(delta)
 

@@ -80,6 +80,7 @@ def test_a_context_holds_public_things_and_nothing_else():
         "public",
         "one_off",  # releases, and charges what it releases
         "device",
+        "round_steps",
     }
 
 

@@ -2,16 +2,14 @@
 
 import copy
 import importlib
-import inspect
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from leakbench import defenses
+from leakbench.audit.catalog.listing import central_names
 from leakbench.defenses.core import (
     Block,
     Context,
@@ -36,7 +34,6 @@ from leakbench.defenses.core.training.stacked import stacked_training as stacked
 
 from .....parameters import subtests
 
-FOLDER = Path(inspect.getfile(defenses)).parent
 MODELS, COUNT = 3, 40
 POOL = (
     torch.randn(60, 1, 3, 4, generator=torch.Generator().manual_seed(0)),
@@ -131,7 +128,7 @@ def test_without_noise_each_model_is_the_one_that_it_is_alone(name):
     assert not torch.allclose(together[0], together[1], atol=1e-2)
 
 
-@subtests("name", sorted({path.stem for path in FOLDER.glob("[a-z]*.py")} - TOGETHER.keys()))
+@subtests("name", sorted({*central_names()} - TOGETHER.keys()))
 def test_a_method_that_a_stack_does_not_execute_is_refused_or_gives_the_same(name):
     try:
         alone, together = both(defense(name), steps=4)
