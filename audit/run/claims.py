@@ -30,6 +30,7 @@ from leakbench.leaderboard.records.task import TrainingTask, UpdateTask
 from ..catalog import methods as catalog
 from ..catalog.plugins import is_path
 from ..targets.local_steps import LocalTraining
+from .federated_claims import proved_by_clients
 
 OTHER_VERSIONS = 1e-3
 """Relative difference allowed between accountants of two versions."""
@@ -132,6 +133,8 @@ def _fault(record: Record, claim: RecordedClaim) -> str:
     task, budget = record.task, record.budget
     if "delta" in budget and claim.delta != budget.delta:
         return f"its delta {claim.delta:g} is not that of its budget, {budget.delta:g}"
+    if record.control == "public_only":  # no private example was read
+        return ""
     if record.noise_multiplier is None:
         return f"its epsilon is {claim.epsilon:.4g}, and it names no noise multiplier that it follows from"
     requested_multiplier = budget.noise_multiplier
@@ -143,6 +146,8 @@ def _fault(record: Record, claim: RecordedClaim) -> str:
         return unproved_share(record, tolerance=OTHER_VERSIONS)
     if task.steps < 1:
         raise ValueError(f"steps must be a whole number of at least 1, got {task.steps!r}")
+    if task.federated is not None:
+        return _federated_fault(record, claim, task)
     sampling, statistics = _counted(task)
     if fault := unproved_claim(record, sampling, task.steps, statistics, tolerance=OTHER_VERSIONS):
         return fault
@@ -151,6 +156,16 @@ def _fault(record: Record, claim: RecordedClaim) -> str:
         return ""
     proved = _of_a_run(_defense(record), record.noise_multiplier, sampling, task.steps, claim.delta, statistics)
     return _unspent(budget, proved)
+
+
+def _federated_fault(record: Record, claim: RecordedClaim, task: TrainingTask) -> str:
+    proved = proved_by_clients(record, task, claim.delta)
+    if proved is None:
+        return ""
+    if fault := _contradicted_field(claim, proved, OTHER_VERSIONS):
+        return fault
+    calibrated = any(getattr(record.budget, kind) is not None for kind in ("epsilon", "advantage", "tpr"))
+    return _unspent(record.budget, proved) if calibrated else ""
 
 
 def _counted(task: TrainingTask) -> tuple[Sampling, FeatureStatistics | None]:
@@ -174,6 +189,8 @@ def proved_claim(record: Record) -> Claim | None:
         return None
     if is_path(record.defense.name) or not isinstance(task, TrainingTask):
         return None
+    if task.federated is not None:
+        return proved_by_clients(record, task, claim.delta)
     sampling, statistics = _counted(task)
     return _of_a_run(_defense(record), record.noise_multiplier, sampling, task.steps, claim.delta, statistics)
 
