@@ -192,8 +192,8 @@ def _first_splits(where: str, data: str, sizes: Sizes, seed: int) -> Splits:
 def _defenses(suite: Suite) -> list[tuple[DefenseChoice, Control | None]]:
     """Returns every defense with its role as a control; requested controls that are not listed are added."""
     chosen: list[tuple[DefenseChoice, Control | None]] = [(choice, None) for choice in suite.defense_grid()]
-    if not suite.controls:
-        return chosen
+    if not suite.controls or (suite.federated is not None and not suite.attack_grid()):
+        return chosen  # without attacks, a federated suite has no control but `public_only`
     baseline = DefenseChoice(name=BASELINE, settings=catalog.resolve("defenses", BASELINE, {}))
     chosen = [(c, "positive" if c.name == BASELINE else None) for c, _ in chosen]
     if not suite.whole:

@@ -133,15 +133,12 @@ def defend_federated(request: TrainingRequest, sizes: list[int], schedule: Round
 
 
 def schedule_of(federation: Federation, sizes: list[int], seed: int) -> RoundSchedule:
-    """Returns the schedule of a run whose participants are drawn with its public seed.
-
-    Participants under `poisson` in a run whose unit is a client are drawn with a secret key, and are others; no claim
-    depends on them.
+    """Returns a schedule that is drawn with a public seed.
 
     Args:
         federation: shape of the run.
         sizes: number of every client's examples.
-        seed: public seed of the run.
+        seed: public seed of the schedule.
     """
     populated = [client for client, size in enumerate(sizes) if size]
     return draw_schedule(federation, populated, seed=seed, key=seed)

@@ -160,8 +160,6 @@ def _fault(record: Record, claim: RecordedClaim) -> str:
 
 def _federated_fault(record: Record, claim: RecordedClaim, task: TrainingTask) -> str:
     proved = proved_by_clients(record, task, claim.delta)
-    if proved is None:
-        return ""
     if fault := _contradicted_field(claim, proved, OTHER_VERSIONS):
         return fault
     calibrated = any(getattr(record.budget, kind) is not None for kind in ("epsilon", "advantage", "tpr"))

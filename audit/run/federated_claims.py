@@ -16,8 +16,8 @@ from ..plan.request import RequestedMethod
 from ..suite.federated import FederatedTable
 
 
-def proved_by_clients(record: Record, task: TrainingTask, delta: float) -> Claim | None:
-    """Returns the claim of the worst client that a record's rounds prove; None if its schedule was secret.
+def proved_by_clients(record: Record, task: TrainingTask, delta: float) -> Claim:
+    """Returns the claim of the worst client that a record's rounds prove.
 
     Args:
         record: with a noise multiplier.
@@ -42,15 +42,13 @@ def proved_by_clients(record: Record, task: TrainingTask, delta: float) -> Claim
 @cache
 def _predicted(
     defense: str, sigma: float, table: str, sizes: tuple[int, ...], sampling: Sampling, seed: int, delta: float
-) -> Claim | None:
+) -> Claim:
     clients = FederatedTable.model_validate_json(table)
     chosen = json.loads(defense)
     method = lifted(RequestedMethod(kind="defenses", name=chosen["name"], settings=chosen["settings"]), clients)
     if own_multiplier(method) is None:
         method = method.with_noise(sigma)
     federation = clients.federation(sampling.steps_per_epoch)
-    if method.noise_place == "update" and federation.participants == "poisson":
-        return None
     ledgers = predict_federated(
         method,
         list(sizes),

@@ -16,12 +16,13 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from leakbench.benchmarks.core import clients_digest
-from leakbench.defenses.core import Federated, FederatedRun, Federation, Sampling, weighted_mean
+from leakbench.defenses.core import Federated, FederatedRun, Federation, RoundSchedule, Sampling, weighted_mean
 from leakbench.defenses.core.federated.federated_setup import FederatedSettings
 from leakbench.defenses.core.federated.rounds import OngoingFederation
 
 from ..plan.build import planned, recipe_of
 from ..plan.federation import defend_federated, divided, federation_of, schedule_of
+from ..plan.request import seed_of_data
 from ..scoring.utility import losses
 from ..targets.observe import logits_of
 from .training_data import TrainingData
@@ -84,11 +85,20 @@ class ClientsRun(TrainingData):
         """Shape of the run."""
         return federation_of(self.request, len(self.uninserted))
 
+    @property
+    def schedule_seed(self) -> int:
+        """Public seed of the schedule, which all methods on the same clients share."""
+        return seed_of_data(self.clients_digest, "schedule")
+
+    @property
+    def schedule(self) -> RoundSchedule:
+        """Participants and losses of every round."""
+        return schedule_of(self.federation, self.public_sizes, self.schedule_seed)
+
     @cached_property
     def method(self) -> tuple[Federated, bool]:
         """The federated method at its noise, and whether the noise was matched instead of calibrated."""
-        schedule = schedule_of(self.federation, self.public_sizes, self.request.seeds.public)
-        return defend_federated(self.request, self.public_sizes, schedule)
+        return defend_federated(self.request, self.public_sizes, self.schedule)
 
     @property
     def clients_digest(self) -> str:
@@ -124,6 +134,7 @@ class ClientsRun(TrainingData):
         def measure(done: int, rounds: int) -> None:
             measures.append(self._measure(training))
 
+        secret = self.federation.participants == "poisson" and self.method[0].noise_place == "server"
         settings = FederatedSettings(
             method=self.method[0],
             federation=self.federation,
@@ -132,7 +143,8 @@ class ClientsRun(TrainingData):
             seed=seeds.public,
             key=seeds.noise,
             exact=self.request.secure,
-            schedule=None,
+            # Participants that amplify a claim for clients are drawn by the run, with its secret key.
+            schedule=None if secret else self.schedule,
             recipe=recipe_of(task, self.splits),
             execution=task.execution(self.device),
             keep_messages=False,

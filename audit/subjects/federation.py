@@ -105,7 +105,7 @@ class FederatedModel:
             "parameters": sum(p.numel() for p in model.network.parameters()),
             "client_sizes": model.sizes,
             "clients_digest": model.clients_digest,
-            "schedule_of": {"seed": model.request.seeds.public},
+            "schedule_of": {"seed": model.schedule_seed},
         }
 
 
