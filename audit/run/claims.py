@@ -158,10 +158,28 @@ def _fault(record: Record, claim: RecordedClaim) -> str:
     return _unspent(budget, proved)
 
 
+def unproved_federation(record: Record, *, tolerance: float = 1e-6) -> str:
+    """Returns the reason why a finite claim does not follow from the rounds of its clients; empty if it does.
+
+    Args:
+        record: of a federated training, with a defense that is in the catalogue or a path that may be executed.
+        tolerance: relative, of epsilon.
+
+    Raises:
+        TypeError, ValueError: for a task without clients.
+    """
+    claim, task = record.claim, record.task
+    if claim is None or claim.epsilon is None or record.control == "public_only":
+        return ""
+    if not isinstance(task, TrainingTask):
+        raise ValueError(f"a record of {record.kind} has no clients")
+    return _contradicted_field(claim, proved_by_clients(record, task, claim.delta), tolerance)
+
+
 def _federated_fault(record: Record, claim: RecordedClaim, task: TrainingTask) -> str:
-    proved = proved_by_clients(record, task, claim.delta)
-    if fault := _contradicted_field(claim, proved, OTHER_VERSIONS):
+    if fault := unproved_federation(record, tolerance=OTHER_VERSIONS):
         return fault
+    proved = proved_by_clients(record, task, claim.delta)
     calibrated = any(getattr(record.budget, kind) is not None for kind in ("epsilon", "advantage", "tpr"))
     return _unspent(record.budget, proved) if calibrated else ""
 
