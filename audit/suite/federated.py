@@ -43,7 +43,7 @@ class FederatedTable(StrictTable):
     participants: Literal["fixed", "poisson", "partition"] = "fixed"
     """Distribution of a round's clients: a fixed number, independent coins, or every client once in a cycle."""
     equal: Literal["rate", "batch"] = "rate"
-    """What clients of different sizes have in common: the sample rate, or the expected batch."""
+    """Common quantity of clients of different sizes: the sample rate, or the expected batch."""
     weights: Literal["uniform", "size"] = "uniform"
     """Weights of the average; by size, claims are under zero-out."""
     server_lr: Rate = 1.0
