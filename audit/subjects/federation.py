@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from leakbench.attacks.core import Knows
-from leakbench.defenses.core import Claim, Ledger, assumptions, keyed
+from leakbench.defenses.core import Claim, Ledger, assumptions, full, keyed
 
 from .. import progress_events
 from ..catalog import methods as catalog
@@ -205,9 +205,9 @@ def _utility_of(model: ClientsRun, network: nn.Module) -> Finding:
 
 def _claim_of_nothing(model: ClientsRun) -> Claim:
     """Returns the claim of a network that no private example has touched: epsilon 0."""
-    sampling = model.sampling[0]
-    claim = Ledger(sampling).claim(model.request.budget.delta, unit="record")
-    return replace(claim, assumes=assumptions("none", sampling, key_given=True, public_used=True))
+    claim = Ledger(model.sampling[0]).claim(model.request.budget.delta, unit="record")
+    # Nothing was sampled, so the sampler's key is no assumption.
+    return replace(claim, assumes=assumptions("none", full(), key_given=False, public_used=True))
 
 
 def _diverged(network: nn.Module) -> list[str]:
