@@ -12,22 +12,19 @@ if TYPE_CHECKING:
     from leakbench.malloc import give_memory_back, keep_freed_memory
 
     from .federated.client import own_noise, own_sampler_key
-    from .federated.messages import (
-        LargestEntries,
+    from .federated.messages.codecs import LargestEntries, Messages, PublicCoefficients, Reachable
+    from .federated.messages.message import (
         Message,
-        Messages,
-        PublicCoefficients,
-        Reachable,
         decoded_message,
         dense_message,
         from_arrays,
         share_outside,
         to_arrays,
     )
+    from .federated.messages.reach import reach
     from .federated.method import Federated
     from .federated.prediction import calibrate_federated, predict_federated
     from .federated.private_average import PrivateAverage
-    from .federated.reach import reach
     from .federated.round import Reply, Round
     from .federated.rounds import federate
     from .federated.rules import Average, ClientRule, Follow, ServerRule, weighted_mean

@@ -5,7 +5,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakbench.defenses.core import Federated, FederatedRun, Federation, Layout, RoundSchedule, federate, poisson
+from leakbench.defenses.core import (
+    Context,
+    Federated,
+    FederatedRun,
+    Federation,
+    Layout,
+    Round,
+    RoundSchedule,
+    federate,
+    poisson,
+)
 
 from .duties import PUBLIC, network
 
@@ -35,3 +45,9 @@ def federated(method: Federated, *, shards: Any = None, **settings: Any) -> Fede
 def parameters(run: FederatedRun | nn.Module) -> Tensor:
     """The global model as a vector."""
     return LAYOUT.read(run.model if isinstance(run, FederatedRun) else run)
+
+
+def round_at(theta: Tensor) -> Round:
+    """A round of two local steps that starts at a global model of the network's layout."""
+    context = Context(step=0, steps=2, layout=LAYOUT, parameters=theta)
+    return Round(number=0, context=context, network=network(), clients=4, rates=(0.3, 0.3))

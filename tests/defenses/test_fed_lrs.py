@@ -9,11 +9,11 @@ import torch
 from leakbench.defenses.fed_avg import fed_avg
 from leakbench.defenses.fed_lrs import WithinBall, fed_lrs
 
-from .federated_runs import EVERYBODY, federated, parameters
+from .federated_runs import EVERYBODY, federated, parameters, round_at
 
 DRAW = torch.Generator().manual_seed(0)
 POINT, THETA, UPDATE = (torch.randn(43, generator=DRAW) for _ in range(3))
-HERE: Any = type("Here", (), {"parameters": THETA})()
+HERE = round_at(THETA)
 
 
 @pytest.mark.parametrize("radius", [0.0, 2.0, 1e3])

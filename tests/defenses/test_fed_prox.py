@@ -1,7 +1,6 @@
 """What is particular to FedProx: the proximal term against autograd, behind the noise; its limits and refusals."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ import torch
 from leakbench.defenses.fed_avg import fed_avg
 from leakbench.defenses.fed_prox import Proximal, fed_prox
 
-from .federated_runs import EVERYBODY, FEDERATION, federated, parameters
+from .federated_runs import EVERYBODY, FEDERATION, federated, parameters, round_at
 
 
 def test_the_term_is_the_gradient_of_half_mu_times_the_squared_distance():
@@ -17,7 +16,7 @@ def test_the_term_is_the_gradient_of_half_mu_times_the_squared_distance():
     point, theta, update = (torch.randn(43, generator=draw) for _ in range(3))
     leaf = point.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(0.5 * 0.3 * (leaf - theta).square().sum(), leaf)
-    here: Any = type("Here", (), {"parameters": theta})()
+    here = round_at(theta)
     torch.testing.assert_close(Proximal(mu=0.3).correct(None, here, point, update), update + gradient)
 
 

@@ -12,7 +12,7 @@ from leakbench.defenses.fed_avg import fed_avg
 from leakbench.defenses.fed_pcdp import fed_pcdp
 from leakbench.defenses.pfa import ProjectedAverage, loosest, pfa
 
-from .federated_runs import EVERYBODY, LAYOUT, federated, parameters
+from .federated_runs import EVERYBODY, LAYOUT, federated, parameters, round_at
 
 
 def digits_run(method):
@@ -54,7 +54,7 @@ def test_the_simplified_form_sends_coefficients_of_a_dp_sgd_update():
 def test_the_server_keeps_loose_clients_and_projects_strict_ones_on_their_span():
     draw = torch.Generator().manual_seed(0)
     deltas = torch.randn(5, LAYOUT.dim, generator=draw)
-    here: Any = type("Here", (), {"context": type("Public", (), {"layout": LAYOUT})()})()
+    here = round_at(torch.zeros(LAYOUT.dim))
     replies = [Reply(client, delta, 0.2) for client, delta in enumerate(deltas)]
     _, moved = ProjectedAverage(loose=frozenset({0, 1}), rank=1).aggregate(None, here, replies)
     for start, stop in LAYOUT.slices:

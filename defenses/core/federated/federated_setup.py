@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -25,78 +25,21 @@ from ..gradients.checks.model_checks import Untrained
 from ..gradients.checks.synthetic_examples import Domains
 from ..gradients.executor import Engine
 from ..gradients.power_iteration import buffers_of_power_iterations
-from ..plan.defense import Context, State
+from ..plan.defense import Context
 from ..plan.public_data import GradientBatch, PublicGradients, refuse_shared
 from ..privacy.ledger import Ledger
 from ..privacy.sampling import Sampling, fixed
 from ..randomness.noise import NoiseSource
 from ..training.assumptions import unverified
 from ..training.labelled import LabelledData, as_tensors, fitting
-from ..training.settings import Execution, Recipe
 from ..training.step import Account, Stepper
 from .client import Client, own_noise, own_sampler_key
+from .federated_settings import FederatedSettings, FederationState
 from .local_training import LocalTrainer
-from .method import Federated
 from .private_average import PrivateAverage, PrivateServer, context_of_server
 from .public_pool import SharedPublic
-from .run import RoundRecord
-from .schedule import Federation, RoundSchedule, draw_schedule
+from .schedule import draw_schedule
 from .server_view import ForeseenPlans
-
-
-@dataclass(frozen=True, kw_only=True)
-class FederatedSettings:
-    """The arguments of `federate` with defaults filled in; keys that are not given stay None."""
-
-    method: Federated
-    federation: Federation
-    sampling: Sampling
-    lr: float
-    seed: int | None
-    key: int | None = field(repr=False)
-    exact: bool
-    schedule: RoundSchedule | None
-    recipe: Recipe
-    execution: Execution
-    keep_messages: bool
-    progress: Callable[[int, int], None] | None
-
-    def __post_init__(self) -> None:
-        recipe, federation, place = self.recipe, self.federation, self.method.noise_place
-        if recipe.average is not None or recipe.statistics is not None:
-            raise ValueError("recipe of a federated run must have no average and no statistics of features, got one")
-        if federation.weights == "size" and place == "server":
-            raise ValueError(
-                "weights must be 'uniform' for a private average, got 'size': the sensitivity is that of equal weights"
-            )
-        if place != "local steps" and self.method.rule.releases(1):
-            raise ValueError("a client rule with releases of its own must have noise in the local steps as well")
-        if self.exact and self.execution.engine not in ("auto", "one_by_one"):
-            raise ValueError(f"engine must be 'auto' or 'one_by_one' with exact noise, got '{self.execution.engine}'")
-        self.method.rule.check(recipe)
-
-
-@dataclass
-class FederationState:
-    """State of the loop between two rounds: all that a resumed run would have to restore.
-
-    Attributes:
-        round: number of the next round.
-        parameters: global model [dim].
-        server: state of the server's rule.
-        clients: clients with data, by number: keys, noise, accounts and states.
-        private: server with a private average; None for others.
-        foreseen: the server's own planning.
-        records: rounds so far.
-    """
-
-    round: int
-    parameters: Float[Tensor, " dim"]
-    server: State
-    clients: dict[int, Client]
-    private: PrivateServer | None
-    foreseen: ForeseenPlans
-    records: list[RoundRecord] = field(default_factory=list)
 
 
 class FederatedSetup:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..plan.defense import Defense, checked_multiplier
-from .messages import Messages, Reachable
+from .messages.codecs import Messages, Reachable
 from .private_average import PrivateAverage
 from .rules import Average, ClientRule, Follow, ServerRule
 
@@ -51,6 +51,8 @@ class Federated:
         object.__setattr__(self, "budgets", tuple(checked_multiplier(value) for value in self.budgets))
         if not self.name:
             object.__setattr__(self, "name", f"federated_{self.client.name}")
+        if self.update is not None and self._of_server is not None:
+            raise ValueError(f"update of '{self.name}' must be None with a private average, which bounds it itself")
         parts = {"local steps": self.client, "server": self._of_server, "update": self.update}
         noisy = [place for place, part in parts.items() if part is not None and part.noise_multiplier != 0]
         if len(noisy) > 1 or (noisy and noisy != [self.noise_place]):

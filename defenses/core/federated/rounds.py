@@ -27,9 +27,10 @@ from ..training.labelled import LabelledData
 from ..training.settings import Execution, Recipe
 from ..training.step import Stepper
 from .client import Client
-from .federated_setup import FederatedSettings, FederatedSetup
+from .federated_settings import FederatedSettings
+from .federated_setup import FederatedSetup
 from .local_training import LocalResult
-from .messages import Message, with_extras
+from .messages.message import Message, with_extras
 from .method import Federated
 from .private_average import PrivateAverage, stacked
 from .round import Reply, Round

@@ -21,7 +21,7 @@ from ..plan.defense import NoisyPlan
 from ..privacy.ledger import Claim, Ledger
 from ..randomness.noise import NoiseSource
 from ..training.assumptions import assumptions
-from .messages import Message, MessageKind
+from .messages.message import Message, MessageKind
 from .method import Federated
 from .schedule import Federation, RoundSchedule
 

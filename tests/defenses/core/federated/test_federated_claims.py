@@ -187,8 +187,9 @@ def test_weights_by_size_are_claimed_under_zero_out_and_a_nominal_size_keeps_siz
     assert nominal.claim(1e-5).relation == "add_remove"
     assert not any("number of examples is public" in sentence for sentence in nominal.claim(1e-5).assumes)
     assert any("number of examples is public" in sentence for sentence in federated(method).claim(1e-5).assumes)
-    with pytest.raises(ValueError, match="weights must be 'uniform' for a private average"):
-        federated(dp_fed_avg(noise_multiplier=1.0), federation=by_size)
+    for of_clients in (dp_fed_avg(noise_multiplier=1.0), local_noise_filter()):
+        with pytest.raises(ValueError, match="weights must be 'uniform' where a client is the unit"):
+            federated(of_clients, federation=by_size)
 
 
 def test_nothing_is_proved_where_local_steps_have_no_noise_or_no_bound():
@@ -262,6 +263,8 @@ def test_noise_is_in_one_part_of_a_method_alone():
             Federated(client=noisy, **both)
         with pytest.raises(ValueError, match="alone, got it in local steps and"):
             Federated(client=dp_sgd(), **both)
+    with pytest.raises(ValueError, match="must be None with a private average, which bounds it itself"):
+        Federated(client=sgd(), update=clipped_sgd(), server=PrivateAverage(defense=noisy))
     with pytest.raises(ValueError, match="budgets must be of clients with noise in their local steps"):
         Federated(client=sgd(), update=noisy, budgets=(1.0,))
     with pytest.raises(ValueError, match="budgets must be one for each of 4 clients, got 1"):

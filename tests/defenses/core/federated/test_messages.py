@@ -40,8 +40,8 @@ from leakbench.defenses.core import (
     share_outside,
     to_arrays,
 )
-from leakbench.defenses.core.federated.messages import at_coordinates, coefficients
-from leakbench.defenses.core.federated.reach import reach_of, same
+from leakbench.defenses.core.federated.messages.message import at_coordinates, coefficients
+from leakbench.defenses.core.federated.messages.reach import reach_of, same
 from leakbench.defenses.dp_adam import dp_adam
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.dp_snip import dp_snip

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ..plan.codec import Codec, Coordinates, Everything, Subspace
-from ..plan.defense import StepPlan
-from ..plan.post import Identity, Keep, Project, Rescale
+from ...plan.codec import Codec, Coordinates, Everything, Subspace
+from ...plan.defense import StepPlan
+from ...plan.post import Identity, Keep, Project, Rescale
 
 Reach = Everything | Coordinates | Subspace
 """Codec of the vectors that updates can be."""

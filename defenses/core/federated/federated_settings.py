@@ -1,0 +1,75 @@
+"""Arguments of a federated run, and the state of its loop between two rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ..plan.defense import State
+from ..privacy.sampling import Sampling
+from ..training.settings import Execution, Recipe
+from .client import Client
+from .method import Federated
+from .private_average import PrivateServer
+from .run import RoundRecord
+from .schedule import Federation, RoundSchedule
+from .server_view import ForeseenPlans
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederatedSettings:
+    """The arguments of `federate` with defaults filled in; keys that are not given stay None."""
+
+    method: Federated
+    federation: Federation
+    sampling: Sampling
+    lr: float
+    seed: int | None
+    key: int | None = field(repr=False)
+    exact: bool
+    schedule: RoundSchedule | None
+    recipe: Recipe
+    execution: Execution
+    keep_messages: bool
+    progress: Callable[[int, int], None] | None
+
+    def __post_init__(self) -> None:
+        recipe, federation, place = self.recipe, self.federation, self.method.noise_place
+        if recipe.average is not None or recipe.statistics is not None:
+            raise ValueError("recipe of a federated run must have no average and no statistics of features, got one")
+        if federation.weights == "size" and place != "local steps":
+            raise ValueError(
+                "weights must be 'uniform' where a client is the unit, got 'size': a weight would release the size of "
+                "its data, which neighbours do not share"
+            )
+        if place != "local steps" and self.method.rule.releases(1):
+            raise ValueError("a client rule with releases of its own must have noise in the local steps as well")
+        if self.exact and self.execution.engine not in ("auto", "one_by_one"):
+            raise ValueError(f"engine must be 'auto' or 'one_by_one' with exact noise, got '{self.execution.engine}'")
+        self.method.rule.check(recipe)
+
+
+@dataclass
+class FederationState:
+    """State of the loop between two rounds: all that a resumed run would have to restore.
+
+    Attributes:
+        round: number of the next round.
+        parameters: global model [dim].
+        server: state of the server's rule.
+        clients: clients with data, by number: keys, noise, accounts and states.
+        private: server with a private average; None for others.
+        foreseen: the server's own planning.
+        records: rounds so far.
+    """
+
+    round: int
+    parameters: Float[Tensor, " dim"]
+    server: State
+    clients: dict[int, Client]
+    private: PrivateServer | None
+    foreseen: ForeseenPlans
+    records: list[RoundRecord] = field(default_factory=list)

@@ -1,0 +1,1 @@
+"""Messages of clients: their form, their codecs, and the plans that they follow from."""
