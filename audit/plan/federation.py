@@ -29,7 +29,7 @@ from leakbench.defenses.core import (
     predict_federated,
     unbounded,
 )
-from leakbench.defenses.core.federated.federated_setup import FederatedSettings
+from leakbench.defenses.core.federated.federated_settings import FederatedSettings
 
 from ..catalog import methods as catalog
 from ..suite.federated import FederatedTable

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from leakbench.benchmarks.core import clients_digest
 from leakbench.defenses.core import Federated, FederatedRun, Federation, RoundSchedule, Sampling, weighted_mean
-from leakbench.defenses.core.federated.federated_setup import FederatedSettings
+from leakbench.defenses.core.federated.federated_settings import FederatedSettings
 from leakbench.defenses.core.federated.rounds import OngoingFederation
 
 from ..plan.build import planned, recipe_of

@@ -169,6 +169,14 @@ def test_relative_drift_is_the_weighted_spread_over_the_squared_mean():
     assert math.isnan(relative_drift(deltas[:1], [1.0])) and math.isnan(relative_drift([deltas[0], -deltas[0]], [1, 1]))
 
 
+def test_a_method_that_was_calibrated_has_no_unverified_part(tmp_path):
+    """Its dry run leaves bases in a memory, which a claim must not take for somebody else's code."""
+    text = SUITE.replace("noise_multiplier = 4.0", "epsilon = 3.0").replace('"fed_avg"', '"fed_pcdp", rank = 5')
+    job = job_of(tmp_path, text, "fed_pcdp")
+    outcome = FederatedModel(job.cells, CPU).outcome(job.cells[0])
+    assert outcome.flags == ["public_in_distribution"] and outcome.claim["unverified"] == ()
+
+
 def test_a_loss_of_the_budget_would_be_flagged(outcomes, tmp_path, monkeypatch):
     """Half of the noise that was calibrated: the ledgers say so."""
     text = SUITE.replace("noise_multiplier = 4.0", "epsilon = 3.0")
