@@ -7,8 +7,11 @@ here, its metrics (`metrics.py`) and the code that computes it (CONTRIBUTING.md 
 from dataclasses import dataclass
 from typing import Literal
 
-ControlRole = Literal["positive", "negative"]
-"""Role of a row that must leak (positive) or must not leak (negative)."""
+ControlRole = Literal["positive", "negative", "public_only"]
+"""Role of a row that must leak (positive), must not leak (negative), or shows what public examples alone achieve."""
+
+JUDGED: tuple[ControlRole, ...] = ("positive", "negative")
+"""Roles with an expectation that a board compares with the measurement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ class KindOfResult:
     question: str = ""
     absent: str = ""
     powerless: str = ""
-    controls: tuple[ControlRole, ...] = ("positive", "negative")
+    controls: tuple[ControlRole, ...] = JUDGED
     pictured: bool = False
 
     @property
@@ -87,6 +90,9 @@ _OF_UPDATE = (
 _TABLE = (
     # Accuracy judges no control: a model may leak at any score on held-out data.
     KindOfResult(name="utility", main="accuracy", counts="test examples", attacked=False, controls=()),
+    # Federated trainings alone have the next two.
+    KindOfResult(name="federation", main="bytes_up", counts="messages", attacked=False, controls=()),
+    KindOfResult(name="rounds", main="round_accuracy", counts="rounds", attacked=False, controls=()),
     KindOfResult(
         name="membership",
         main="auc",

@@ -172,6 +172,62 @@ _TABLE = (
         name="successive_cosine", kind="utility", label="cosine of successive updates", short="cosine",
         better="higher", least=-1.0, scale=(-0.1, 1.0),
     ),
+    # Test examples in the class histogram of each client's own, for federated trainings.
+    KnownMetric(
+        name="worst_client_accuracy", kind="utility", label="accuracy of the worst client", better="higher",
+        columns=(
+            BoardColumn(
+                key="worst_client_accuracy", header=("worst", "client"), optional=True, title="Worst client",
+                unit="accuracy", hint="Accuracy on test images in the classes of the client that has the least.",
+            ),
+        ),
+    ),
+    KnownMetric(
+        name="client_accuracy_std", kind="utility", label="standard deviation of accuracy over clients", better="lower"
+    ),
+    KnownMetric(
+        name="bytes_up", kind="federation", label="sent by a client in a round", short="sent", unit="bytes",
+        better="lower", most=math.inf, digits=0,
+        columns=(
+            BoardColumn(
+                key="bytes_up", header=("bytes up", "a round"), digits=0, optional=True, title="Bytes up",
+                unit="a client and round", hint="Mean size of a message to the server.",
+            ),
+        ),
+    ),
+    KnownMetric(
+        name="bytes_down", kind="federation", label="received by a client in a round", short="received", unit="bytes",
+        better="lower", most=math.inf, digits=0,
+        columns=(BoardColumn(key="bytes_down", digits=0),),
+    ),
+    KnownMetric(
+        name="epsilon_worst", kind="federation", label="largest ε of a client", better="lower", most=math.inf, digits=2,
+        reported=False,
+    ),
+    KnownMetric(
+        name="epsilon_median", kind="federation", label="median ε over clients", better="lower", most=math.inf,
+        digits=2, reported=False, columns=(BoardColumn(key="epsilon_median"),),
+    ),
+    KnownMetric(
+        name="client_rounds", kind="federation", label="rounds of a client", better="lower", most=math.inf, digits=1,
+        reported=False,
+    ),
+    KnownMetric(
+        name="round_accuracy", kind="rounds", label="mean accuracy over rounds", short="mean accuracy",
+        better="higher",
+        columns=(
+            BoardColumn(
+                key="round_accuracy", header=("mean over", "rounds"), optional=True, title="Mean over rounds",
+                unit="accuracy", hint="Accuracy of the global model, averaged over all rounds.",
+            ),
+        ),
+    ),
+    KnownMetric(
+        # No chance level, and no direction that is good by itself: the spread of the clients' updates around their
+        # mean, over its square. `better` is a required field.
+        name="relative_drift", kind="rounds", label="relative drift of the clients' updates", short="drift",
+        better="lower", most=math.inf,
+    ),
     KnownMetric(name="epsilon", kind=CLAIM, label="claimed ε", better="lower", most=math.inf, digits=2),
     KnownMetric(
         # The strip begins below chance, because an attack without power lands there in half of all runs.

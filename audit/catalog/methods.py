@@ -226,7 +226,9 @@ def defense(name: str, chosen: Mapping[str, Any] | None = None, *, noise_multipl
     """
     built = method(name, chosen, noise_multiplier=noise_multiplier)
     if isinstance(built, Federated):
-        raise FederatedMethod(f"{name} is a federated method, and this run has no clients; `federate` trains it")
+        raise FederatedMethod(
+            f"{name} is a federated method, and this run has no clients; a suite's [federated] table has them"
+        )
     return built
 
 

@@ -17,6 +17,7 @@ from leakbench.defenses.core import (
     Defense,
     Domain,
     Entry,
+    Federated,
     MembershipLimit,
     Recipe,
     Sampling,
@@ -88,16 +89,23 @@ def initialised(name: str, settings: dict[str, Any], splits: Splits, seed: int) 
 def planned(request: TrainingRequest, examples: int) -> tuple[Sampling, int]:
     """Returns the sampler and the number of steps of a request's training.
 
+    For clients it is the sampler of a client of average size, and the local steps of one that is in every round.
+
     Args:
         request: of any cell.
         examples: number of training examples.
     """
     task = request.training
-    rate = 1.0 if task.sampling == "full" else task.batch / (task.nominal_size or examples)
+    own = examples if task.federated is None else examples / task.federated.clients
+    rate = 1.0 if task.sampling == "full" else task.batch / (task.nominal_size or own)
     if request.never_saw:
         rate = min(rate, 1.0)  # `check_sizes` checked the members; the public pool may be smaller than a batch
     capped = {} if task.largest_batch is None else {"most": min(task.largest_batch, examples), "examples": examples}
     sampling = Sampling(task.sampling, rate, groups=task.groups or 1, **capped)
+    if task.federated is not None:
+        return sampling, task.federated.federation(sampling.steps_per_epoch).steps
+    if task.epochs is None:
+        raise ValueError("epochs must be set for central training, got none")
     return sampling, max(1, round(task.epochs * sampling.steps_per_epoch))
 
 
@@ -156,14 +164,16 @@ def built(method: RequestedMethod) -> Defense:
 
 
 def reads_public(method: RequestedMethod) -> bool:
-    """True if a defense reads public data, found by a dry run of its plans on a toy."""
+    """True if a defense reads public data, found by a dry run on a toy; for a federated method that it may."""
     return _reads_public(method.name, json.dumps(method.settings))
 
 
 @cache
 def _reads_public(name: str, settings: str) -> bool:
     # Settings come as JSON because a cache needs hashable keys; the noise does not matter here.
-    defense = catalog.defense(name, json.loads(settings))
+    defense = catalog.method(name, json.loads(settings))
+    if isinstance(defense, Federated):
+        return True  # its messages and its server may read some
     toy = ToyRows(TOY_DIM)
     predict(defense.with_noise(defense.noise_multiplier or 0.0), sampling=Sampling("poisson", 0.5), steps=4, public=toy)
     return toy.used

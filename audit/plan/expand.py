@@ -21,17 +21,20 @@ from leakbench.attacks.core import Controls, Knows
 from leakbench.benchmarks import models
 from leakbench.benchmarks.core import Sizes, Splits
 from leakbench.defenses.core import Federated, Sampling, predict, refuse_batch_norm, standardised
+from leakbench.leaderboard.metrics import CLAIM, METRICS
 
 from ..catalog import methods as catalog
 from ..catalog import plugins
+from ..suite.federated import PublicOnlyTable
 from ..suite.fields import ModelChoice
 from ..suite.suite import AttackChoice, DefenseChoice, Suite, SuiteError, check_sizes
-from ..suite.task import Training
+from ..suite.task import PretrainTable, Training
 from ..targets.local_steps import LocalTraining, why_not_summed
 from .artifact import Artifact
 from .build import initialised, planned, reads_public
 from .canaries import why_none
 from .cells import Cell, Plan
+from .federation import cannot_federate, check_federation, draws_noise
 from .mislabelled_pool import without_mislabelled
 from .pretrain import check_pretraining
 from .request import Budget, Control, Request, RequestedMethod, TrainingRequest, Update
@@ -41,7 +44,7 @@ from .threat_models import THREAT_MODELS, threat_model
 BASELINE = "sgd"
 """The defense that must leak: with controls, its cells are the positive control."""
 
-OF_MODEL, OF_UPDATE = "trained_model", "shared_update"
+OF_MODEL, OF_UPDATE, OF_CLIENTS = "trained_model", "shared_update", "federation"
 """Subjects for cells without an attack, and for attacks that no suite supports; keys of `SUBJECTS`."""
 
 
@@ -84,6 +87,9 @@ def plan(suite: Suite, *, secure_noise: bool = False) -> Plan:
         for budget in budgets[:1] if control == "negative" else budgets:
             for seed in suite.seeds:
                 _add(resolved, suite, _Run(choice, control, budget, seed, secure_noise), attacks)
+    if suite.controls and suite.whole and suite.federated is not None:
+        for seed in suite.seeds:
+            _add_public_only(resolved, suite, seed)
     return resolved
 
 
@@ -109,6 +115,7 @@ def _check_fits(suite: Suite) -> None:
     _check_statistics(suite, first)
     _check_pretraining(suite, first)
     _check_canaries(suite, first)
+    check_federation(suite, first)
     if share is not None and shared is not None:
         _check_model(f"{suite.source}: share.model", share.model, shared)
 
@@ -185,8 +192,8 @@ def _first_splits(where: str, data: str, sizes: Sizes, seed: int) -> Splits:
 def _defenses(suite: Suite) -> list[tuple[DefenseChoice, Control | None]]:
     """Returns every defense with its role as a control; requested controls that are not listed are added."""
     chosen: list[tuple[DefenseChoice, Control | None]] = [(choice, None) for choice in suite.defense_grid()]
-    if not suite.controls:
-        return chosen
+    if not suite.controls or (suite.federated is not None and not suite.attack_grid()):
+        return chosen  # without attacks, a federated suite has no control but `public_only`
     baseline = DefenseChoice(name=BASELINE, settings=catalog.resolve("defenses", BASELINE, {}))
     chosen = [(c, "positive" if c.name == BASELINE else None) for c, _ in chosen]
     if not suite.whole:
@@ -196,6 +203,8 @@ def _defenses(suite: Suite) -> list[tuple[DefenseChoice, Control | None]]:
     # The negative control has the training settings of the positive one, and other training examples.
     trained_alike = next(c for c, control in chosen if control == "positive")
     never_saw = [replace(baseline, training=trained_alike.training)]
+    if suite.federated is not None:
+        return [*chosen, *((c, "negative") for c in never_saw)]  # no attack reads a remainder there
     # A second negative control has noise: without it, the remainder of a non-participant is 0, which cannot be scored.
     proving = [c for c, _ in chosen if _proves(c.name, json.dumps(c.settings))]
     # Defenses without public data are preferred: a defense that reads some leaves half of the public pool for training.
@@ -217,8 +226,9 @@ def _proves(name: str, settings: str) -> bool:
 
 
 def budgets_of(suite: Suite, choice: DefenseChoice) -> list[dict[str, float]]:
-    """Returns the budgets of a defense; a defense without noise is trained once, whatever the grid."""
-    if catalog.method(choice.name, choice.settings).noise_multiplier is None:
+    """Returns the budgets of a defense; a defense without noise, or with its own, is trained once."""
+    method = catalog.method(choice.name, choice.settings)
+    if method.noise_multiplier is None and not (isinstance(method, Federated) and method.budgets):
         return suite.budget_grid()
     return [{"delta": suite.budget.delta}]
 
@@ -243,7 +253,7 @@ def _add(plan: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
     """Adds the cells of a training as a job, and every shared update as a separate job."""
     trained = _training_request(suite, run)
     choice, _ = suite.tuned(run.choice, run.budget)
-    reason = _cannot_run(trained.defense)
+    reason = _cannot_run(trained.defense) if suite.federated is None else cannot_federate(suite, choice)
     training_fields = vars(trained)  # the training's fields, repeated in the request of every cell
 
     def cell(request: Request, aimed: _Aimed | None, skip: str) -> Cell:
@@ -252,21 +262,27 @@ def _add(plan: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
         changes = suite.changes_for(run.choice, attack, shared=shared)
         # A paper's figure applies to a model trained on its members, under the unchanged suite file.
         figures = [] if trained.never_saw or changes else suite.reported_for(choice, run.budget, attack)
-        reported = tuple((f.metric, f.value, f.source) for f in figures)
+        reported = tuple((f.metric, f.value, f.source) for f in figures if _of_kind(f.metric, request.kind))
         needs: tuple[Artifact, ...] = ()
         if aimed is not None and aimed.needs is not None and not skip:
             try:
                 needs = aimed.needs(request)
             except ValueError as error:
                 raise SuiteError(f"{suite.source}: attack: {error}") from None
-        return Cell(request, OF_MODEL if aimed is None else aimed.subject, skip, reported, needs, changes)
+        subject = OF_MODEL if aimed is None else aimed.subject
+        if suite.federated is not None and subject == OF_MODEL:
+            subject = OF_CLIENTS
+        return Cell(request, subject, skip, reported, needs, changes)
 
     # Utility first: the training time is counted in the first cell of a job.
-    group = [cell(Request(**training_fields, kind="utility"), None, reason)]
+    kinds = ("utility",) if suite.federated is None else ("utility", "federation", "rounds")
+    group = [cell(Request(**training_fields, kind=kind), None, reason) for kind in kinds]
     for aimed in attacks:
         request, why = Request(**training_fields, kind=aimed.kind, attack=aimed.requested_attack), reason or aimed.skip
         if aimed.subject != OF_UPDATE:
-            if aimed.canaries:
+            if suite.federated is not None:
+                why = why or _reads_more(aimed)
+            elif aimed.canaries:
                 why = why or _no_canaries(trained, aimed.choice.name)
             group.append(cell(request, aimed, why))
             continue
@@ -278,6 +294,47 @@ def _add(plan: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
         for noise in _release_noises(suite, choice, trained.budget):
             plan.add([cell(_of_update(suite, request, noise, aimed.choice), aimed, why)], suite.digest)
     plan.add(group, suite.digest)
+
+
+def _of_kind(metric: str, kind: str) -> bool:
+    """True if a paper's figure belongs into records of a kind, instead of another kind of the same training."""
+    return metric not in METRICS or METRICS[metric].kind in (kind, CLAIM)
+
+
+def _reads_more(aimed: _Aimed) -> str:
+    """Returns the reason why an attack cannot run on clients, if it reads more than their final model; else empty."""
+    method = catalog.attack(aimed.choice.name)
+    row = threat_model(method.kind, method.requires.access)
+    if row is None or row.reads != "nothing":
+        access = method.requires.access.name
+        return f"{aimed.choice.name} needs {access} access, and federated runs offer the final model alone"
+    if row.needs is not None and Knows.SHADOWS in method.requires.knows:
+        return f"{aimed.choice.name} needs shadow models, and none are trained by clients"
+    return ""
+
+
+def _add_public_only(plan: Plan, suite: Suite, seed: int) -> None:
+    """Adds the control that trains the network on the public examples alone, and takes no private step."""
+    settings = suite.public_only or PublicOnlyTable()
+    pretrain = PretrainTable(train="all", **settings.model_dump())
+    task = suite.task.model_copy(update={"pretrain": pretrain})
+    public = load_data(task.data, seed, task.sizes).public
+    skip = ""
+    if settings.batch > len(public):
+        skip = (
+            f"public_only needs at least {settings.batch} public examples, a batch, got {len(public)}; set task.public"
+        )
+    request = Request(
+        suite=suite.name,
+        defense=RequestedMethod(kind="defenses", name=BASELINE, settings=catalog.resolve("defenses", BASELINE, {})),
+        budget=Budget(delta=suite.budget.delta),
+        control="public_only",
+        seed=seed,
+        training=Training.of(task, federated=suite.federated, **_own(task.data, task.model.name, task.sizes, seed)),
+        kind="utility",
+    )
+    changes = suite.changes_for(DefenseChoice(name="public_only"), shared=False)
+    plan.add([Cell(request, OF_CLIENTS, skip, changes=changes)], suite.digest)
 
 
 def _no_canaries(request: TrainingRequest, attack: str) -> str:
@@ -301,10 +358,13 @@ def _training_request(suite: Suite, run: _Run) -> TrainingRequest:
         control=run.control,
         seed=run.seed,
         training=Training.of(
-            task, tuning_digest=tuning_digest, **_own(task.data, task.model.name, task.sizes, run.seed)
+            task,
+            tuning_digest=tuning_digest,
+            federated=suite.federated,
+            **_own(task.data, task.model.name, task.sizes, run.seed),
         ),
         # False without noise, so that such a cell has one id, and is not recomputed for --secure-noise.
-        secure=run.secure and budget.draws_noise,
+        secure=run.secure and (budget.draws_noise or draws_noise(requested_defense(choice))),
     )
 
 

@@ -24,8 +24,8 @@ from ..suite.task import Training
 
 SCHEMA = 1  # version of the canonical form; part of every id
 
-Control = Literal["positive", "negative"]
-"""Role of a cell as a control: it must leak (positive), or must not (negative)."""
+Control = Literal["positive", "negative", "public_only"]
+"""Role of a cell as a control: it must leak (positive), must not (negative), or is trained on public examples alone."""
 
 
 def digest_of(content: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ from leakbench.leaderboard.records.task import TrainingTask, UpdateTask
 from ..catalog import methods as catalog
 from ..catalog.plugins import is_path
 from ..targets.local_steps import LocalTraining
+from .federated_claims import proved_by_clients
 
 OTHER_VERSIONS = 1e-3
 """Relative difference allowed between accountants of two versions."""
@@ -132,6 +133,8 @@ def _fault(record: Record, claim: RecordedClaim) -> str:
     task, budget = record.task, record.budget
     if "delta" in budget and claim.delta != budget.delta:
         return f"its delta {claim.delta:g} is not that of its budget, {budget.delta:g}"
+    if record.control == "public_only":  # no private example was read
+        return ""
     if record.noise_multiplier is None:
         return f"its epsilon is {claim.epsilon:.4g}, and it names no noise multiplier that it follows from"
     requested_multiplier = budget.noise_multiplier
@@ -143,6 +146,8 @@ def _fault(record: Record, claim: RecordedClaim) -> str:
         return unproved_share(record, tolerance=OTHER_VERSIONS)
     if task.steps < 1:
         raise ValueError(f"steps must be a whole number of at least 1, got {task.steps!r}")
+    if task.federated is not None:
+        return _federated_fault(record, claim, task)
     sampling, statistics = _counted(task)
     if fault := unproved_claim(record, sampling, task.steps, statistics, tolerance=OTHER_VERSIONS):
         return fault
@@ -151,6 +156,32 @@ def _fault(record: Record, claim: RecordedClaim) -> str:
         return ""
     proved = _of_a_run(_defense(record), record.noise_multiplier, sampling, task.steps, claim.delta, statistics)
     return _unspent(budget, proved)
+
+
+def unproved_federation(record: Record, *, tolerance: float = 1e-6) -> str:
+    """Returns the reason why a finite claim does not follow from the rounds of its clients; empty if it does.
+
+    Args:
+        record: of a federated training, with a defense that is in the catalogue or a path that may be executed.
+        tolerance: relative, of epsilon.
+
+    Raises:
+        TypeError, ValueError: for a task without clients.
+    """
+    claim, task = record.claim, record.task
+    if claim is None or claim.epsilon is None or record.control == "public_only":
+        return ""
+    if not isinstance(task, TrainingTask):
+        raise ValueError(f"a record of {record.kind} has no clients")
+    return _contradicted_field(claim, proved_by_clients(record, task, claim.delta), tolerance)
+
+
+def _federated_fault(record: Record, claim: RecordedClaim, task: TrainingTask) -> str:
+    if fault := unproved_federation(record, tolerance=OTHER_VERSIONS):
+        return fault
+    proved = proved_by_clients(record, task, claim.delta)
+    calibrated = any(getattr(record.budget, kind) is not None for kind in ("epsilon", "advantage", "tpr"))
+    return _unspent(record.budget, proved) if calibrated else ""
 
 
 def _counted(task: TrainingTask) -> tuple[Sampling, FeatureStatistics | None]:
@@ -174,6 +205,8 @@ def proved_claim(record: Record) -> Claim | None:
         return None
     if is_path(record.defense.name) or not isinstance(task, TrainingTask):
         return None
+    if task.federated is not None:
+        return proved_by_clients(record, task, claim.delta)
     sampling, statistics = _counted(task)
     return _of_a_run(_defense(record), record.noise_multiplier, sampling, task.steps, claim.delta, statistics)
 

@@ -14,7 +14,7 @@ from ..catalog import methods as catalog
 from ..plan.build import planned
 from ..plan.cells import Cell
 from ..plan.request import Request
-from .claims import unproved_claim, unproved_share
+from .claims import unproved_claim, unproved_federation, unproved_share
 from .provenance import library
 from .verify import contradiction
 
@@ -139,6 +139,8 @@ def _claim_fault(record: Record, request: Request) -> str:
     claim = record.claim
     if claim is None or claim.epsilon is None:
         return ""
+    if request.control == "public_only":  # no private example was read
+        return "" if claim.epsilon == 0 else f"its epsilon {claim.epsilon:g} is not 0"
     requested_multiplier = request.budget.noise_multiplier
     if record.noise_multiplier is None or requested_multiplier not in (None, record.noise_multiplier):
         return f"its noise multiplier {record.noise_multiplier} is not that of its budget"
@@ -146,6 +148,8 @@ def _claim_fault(record: Record, request: Request) -> str:
         return f"its delta {claim.delta:g} is not that of its budget"
     if isinstance(record.task, UpdateTask):
         return unproved_share(record)
+    if request.training.federated is not None:
+        return unproved_federation(record)
     sampling, steps = planned(request, record.task.trained_on)
     return unproved_claim(record, sampling, steps, request.training.recipe.statistics)
 

@@ -137,8 +137,8 @@ def _unflagged(record: Record, bound: Metric, evidence: str, relation: str) -> s
         return (
             "" if recorded.claimed is None else f"its claim is epsilon None, and {relation} it says {recorded.claimed}"
         )
-    if claim is None or (record.kind == "canaries" and claim.relation != detail.relation):
-        return ""  # which is not judged
+    if claim is None or (record.kind == "canaries" and claim.relation != detail.relation) or claim.unit == "client":
+        return ""  # which is not judged, as a claim for clients is not by the membership of one record
     for key in ("value_at_verdict", "claimed"):
         if key not in record.metrics[name].detail:
             return f"its {name} has no {key}, by which its claim is judged"

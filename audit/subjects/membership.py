@@ -29,6 +29,7 @@ from ..targets.observe import RunView, participation
 from .outcome import Finding, candidate_pools, column, examples_of, finite, join, pick
 from .shadow_bank import read_bank
 from .trained_run import TrainedRun
+from .training_data import TrainingData
 
 
 def membership(model: TrainedRun, cell: Cell) -> Finding:
@@ -95,25 +96,42 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
                 ]
             ):
                 refuse_comparison(requested_attack.name, result, alone)
-    return _scored(model, row, knows, result, GroundTruth(members=members, candidates=examples.ids))
+    truth = GroundTruth(members=members, candidates=examples.ids)
+    return scored_membership(model, knows, result, truth, _claim_against(model, row), _flags(model, row, knows))
 
 
-def _scored(model: TrainedRun, row: ThreatModel, knows: Knows, result: MembershipScores, truth: GroundTruth) -> Finding:
-    """Returns metrics of an attack's scores beside what the run's claim allows, with columns and flags."""
+def scored_membership(
+    model: TrainingData,
+    knows: Knows,
+    result: MembershipScores,
+    truth: GroundTruth,
+    claim: Claim | None,
+    flags: list[str],
+) -> Finding:
+    """Returns metrics of an attack's scores beside what a claim allows, with columns and flags.
+
+    Args:
+        model: with the data of the test.
+        knows: what the attack is given.
+        result: its scores.
+        truth: members among the candidates.
+        claim: the guarantee for one record that bounds this attacker; None for none.
+        flags: on how to read the scores.
+    """
     columns = {
         "id": column(result.ids),
         "score": column(result.scores),
         "member": column(truth.membership(result.ids)),
     }
-    claim = _claim_against(model, row)
+    flags = list(flags)
     metrics = score(result, truth, delta=model.request.budget.delta)
-    metrics = with_theoretical_bounds(metrics, claim.trade_off, informed=Knows.OTHERS in knows)
+    if claim is not None:
+        metrics = with_theoretical_bounds(metrics, claim.trade_off, informed=Knows.OTHERS in knows)
     metrics["auc"] = replace(metrics["auc"], detail=metrics["auc"].detail | model.shift.to_detail())
-    flags = _flags(model, row, knows)
     split_bound = metrics[random_split.NAME]
     if why := random_split.not_a_random_split([str(flag.name) for flag in knows], flags):
         metrics[random_split.NAME] = random_split.unmeasured(len(result.ids), why)
-    elif split_bound.value is not None and math.isfinite(claim.epsilon):
+    elif split_bound.value is not None and claim is not None and math.isfinite(claim.epsilon):
         allowed = claim.epsilon_at(claim.delta, replaced=True)
         detail = ProvedDetail.of(split_bound.detail)
         metrics[random_split.NAME] = replace(split_bound, detail=detail | {"claimed": finite(allowed)})
@@ -140,15 +158,21 @@ def _claim_against(model: TrainedRun, row: ThreatModel) -> Claim:
     return model.run.ledger.knowing(model.sampling[1] - 1).claim(delta)
 
 
-def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:
-    """Returns flags on how to read the scores, derived from the run and not from the attack's unverified statements."""
-    flags = ["participation_known"] if row.participation_known else []
-    test = model.splits.test
-    # A test set may be collected separately: members and non-members then differ by more than membership.
+def data_flags(model: TrainingData) -> list[str]:
+    """Returns flags on members and non-members that differ by more than membership."""
+    flags, test = [], model.splits.test
+    # A test set may be collected separately.
     if test is not None and torch.equal(test.ids, model.splits.non_member.ids):
         flags.append("non_members_are_test")
     if model.shift.found:
         flags.append("distribution_shift")
+    return flags
+
+
+def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:
+    """Returns flags on how to read the scores, derived from the run and not from the attack's unverified statements."""
+    flags = ["participation_known"] if row.participation_known else []
+    flags += data_flags(model)
     # An attacker who does not know the rest of a batch cannot read a record off the sum, with noise or without.
     noiseless = row.reads in ("last step", "every step") and model.defense[0].calibrated_multiplier == 0
     if row.reads in ("beside the steps", "every step"):

@@ -9,6 +9,7 @@ import torch
 
 from ..plan.artifact import Artifacts
 from ..plan.cells import Cell
+from .federation import FederatedModel
 from .outcome import Outcome
 from .shared_update import SharedUpdates
 from .trained_model import TrainedModel
@@ -29,6 +30,7 @@ class Subject(Protocol):
 # Artifacts are for subjects that depend on other trainings, such as a bank of shadow models; shared updates do not.
 SUBJECTS: dict[str, Callable[[tuple[Cell, ...], torch.device, Artifacts], Subject]] = {
     "trained_model": lambda cells, device, artifacts: TrainedModel(cells, device, artifacts),
+    "federation": lambda cells, device, artifacts: FederatedModel(cells, device, artifacts),
     "shared_update": lambda cells, device, artifacts: SharedUpdates(cells, device),
 }
 """Name -> factory of a subject, from the cells of a job, the device, and the artifacts that its cells depend on."""

@@ -12,10 +12,8 @@ from dataclasses import replace
 from functools import cached_property
 
 import torch
-from torch import nn
 
 from leakbench.attacks.core import Examples
-from leakbench.benchmarks.core import Splits
 from leakbench.defenses.core import (
     Defense,
     OngoingRun,
@@ -25,21 +23,18 @@ from leakbench.defenses.core import (
     Sampling,
     Step,
     TrainingSettings,
-    keyed,
 )
 
 from ..plan.artifact import Artifacts
-from ..plan.build import defend, load_splits, planned, reads_public, recipe_of
+from ..plan.build import defend, planned, recipe_of
 from ..plan.canaries import Canaries, drawn, with_canaries
-from ..plan.pretrain import starting_model
-from ..plan.request import SeedSet, TrainingRequest, seed_of_data
-from ..scoring.shift import Shift, shift_between
+from ..plan.request import SeedSet, TrainingRequest
 from ..scoring.successive import SuccessiveCosines
 from ..targets.all_steps import AllSteps
-from ..targets.observe import PublicKnowledge
 from ..targets.replay import StepReplay
 from ..targets.residual_noise import ResidualNoise
-from .outcome import examples_of, join, pick, public_knowledge_of
+from .outcome import join
+from .training_data import TrainingData
 
 TRANSCRIPT_MEMORY = 4 * 2**30
 """Memory for the steps of a run if an attack reads all of them, in bytes; steps of longer runs are recomputed."""
@@ -50,11 +45,8 @@ WATCHED = 32
 WATCHED_MEMORY = 2**29
 """Memory for these steps, bytes; the last step is always kept."""
 
-_SHIFTS: dict[str, Shift] = {}
-"""Digest of the splits, which fixes the pools -> distribution shift; shared by every defense and budget."""
 
-
-class TrainedRun:
+class TrainedRun(TrainingData):
     """A training and its data; each property is computed at its first use, and kept.
 
     Attributes:
@@ -76,19 +68,9 @@ class TrainedRun:
     ) -> None:
         """Reads the data; trains nothing yet."""
         self.artifacts: Artifacts = {} if artifacts is None else artifacts
-        self.request, self.device, self.every_step = request, device, every_step
-        self.splits: Splits = load_splits(request, device)
+        super().__init__(request, device)
+        self.every_step = every_step
         self.residual_noise: dict[int, ResidualNoise] = {}
-
-    @cached_property
-    def members(self) -> Examples:
-        """The private examples, whose membership is tested."""
-        return examples_of(self.splits.private, self.device)
-
-    @cached_property
-    def uninserted(self) -> Examples:
-        """The training examples without canaries: the members; for the negative control public examples."""
-        return self.members if not self.request.never_saw else self._stand_ins[0]
 
     @cached_property
     def canaries(self) -> Canaries | None:
@@ -101,51 +83,6 @@ class TrainedRun:
         if self.canaries is None or self.request.never_saw:
             return self.uninserted
         return join(self.uninserted, self.canaries.put_in)
-
-    @cached_property
-    def _start(self) -> nn.Module:
-        """The model at the start of training, pretrained or fresh."""
-        return starting_model(self.request, self.splits, self._public_pool)
-
-    @cached_property
-    def _read(self) -> Examples:
-        """The defense's public data; in the negative control the public examples that are not trained on."""
-        return self._public_pool if not self.request.never_saw else self._stand_ins[1]
-
-    @cached_property
-    def _stand_ins(self) -> tuple[Examples, Examples]:
-        """The negative control's public pool in two parts: training examples, no more than members, and the rest."""
-        public = self._public_pool
-        if not len(public):
-            raise ValueError("the negative control trains on public examples; set task.public, or controls = false")
-        # `train` refuses public data that contain a training example, so half is left to a defense that reads some.
-        most = len(public) // 2 if self._reads_public else len(public)
-        generator = keyed(seed_of_data(self.splits.digest, "stand-ins"))
-        order = torch.randperm(len(public), generator=generator)
-        stand_ins, remaining = order.tensor_split([min(most, len(self.members))])
-        return pick(public, stand_ins.sort().values), pick(public, remaining)
-
-    @cached_property
-    def _public_pool(self) -> Examples:
-        return examples_of(self.splits.public, self.device)
-
-    @cached_property
-    def _reads_public(self) -> bool:
-        return reads_public(self.request.defense)
-
-    @cached_property
-    def test(self) -> Examples:
-        """The examples for utility: the data set's own test set, or the non-members if it has none."""
-        splits = self.splits
-        return examples_of(splits.non_member if splits.test is None else splits.test, self.device)
-
-    @cached_property
-    def shift(self) -> Shift:
-        """The test for a shift between members and non-members, without any model; cached per process and splits."""
-        if (shift := _SHIFTS.get(self.splits.digest)) is None:
-            shift = shift_between(self.members, examples_of(self.splits.non_member, self.device))
-            _SHIFTS[self.splits.digest] = shift
-        return shift
 
     @cached_property
     def defense(self) -> tuple[Defense, bool]:
@@ -234,11 +171,6 @@ class TrainedRun:
         model = with_canaries(copy.deepcopy(self._start), self.canaries, self.splits)
         pool = (public.inputs, public.labels) if len(public) else None
         return OngoingRun(model, (data.inputs, data.labels), pool, settings)
-
-    @cached_property
-    def public_knowledge(self) -> PublicKnowledge:
-        """The public knowledge about the data set, including its public examples."""
-        return public_knowledge_of(self.splits, self.device)
 
 
 def watched(steps: int) -> list[int]:

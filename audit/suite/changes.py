@@ -73,6 +73,8 @@ def touching(
                 return attack is not None and change.method in ("", attack)
             case ("share", *_):
                 return shared
+            case ("public_only", *_):
+                return defense == "public_only"
             case ("task", key, *_):
                 return key not in own
             case (table, *_):

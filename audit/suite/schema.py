@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_vali
 from pydantic_core import ErrorDetails
 
 from ..catalog.messages import near_miss, way_out
+from .federated import FederatedTable, PublicOnlyTable
 from .fields import Count, Grid, ModelChoice, Rate, Seeds, Share, StrictTable, Text, rest_in
 from .task import TRAINING, CanaryTable, PretrainTable, StatisticsTable, Task
 
@@ -133,6 +134,9 @@ class Document(StrictTable):
     defense: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
     attack: tuple[dict[str, Any], ...] = ()
     share: ShareTable | None = None
+    federated: FederatedTable | None = None
+    public_only: PublicOnlyTable | None = None
+    """The control that every federated suite has; with the settings of the table's defaults if absent."""
     tune: TuneTable | None = None
     controls: bool = True
     """True to run a positive and a negative control with the cells."""
@@ -150,6 +154,8 @@ _TABLES: dict[tuple[str, ...], type[StrictTable]] = {
     ("share",): ShareTable,
     ("share", "local"): LocalTable,
     ("tune",): TuneTable,
+    ("federated",): FederatedTable,
+    ("public_only",): PublicOnlyTable,
 }
 
 _TYPES = {

@@ -27,6 +27,7 @@ from ..catalog.canonical import canonical
 from ..catalog.messages import no_such, way_out
 from ..catalog.methods import MethodKind
 from .changes import Change, change, put, touching
+from .federated import wrong_federated
 from .schema import BUDGETS, Document, sentences, task_values
 from .small import KEY, small_form, small_forms
 from .task import TRAINING, Task
@@ -355,7 +356,13 @@ def _build(document: dict[str, Any], source: str) -> Suite:
     # Methods are checked even after errors in the schema, so that a single attempt shows all mistakes.
     defenses, wrong_defenses = expand(raw, "defenses")
     attacks, wrong_attacks = expand(raw, "attacks")
-    wrong += wrong_names(raw) + wrong_defenses + wrong_attacks + wrong_reported(raw, defenses, attacks)
+    wrong += (
+        wrong_federated(raw)
+        + wrong_names(raw)
+        + wrong_defenses
+        + wrong_attacks
+        + wrong_reported(raw, defenses, attacks)
+    )
     wrong += wrong_grid(raw, defenses) + wrong_others
     if wrong or suite is None:
         lines = dict.fromkeys(f"{source}: {path}: {problem}" for path, problem in wrong)

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from leakbench.benchmarks.core import Sizes
 from leakbench.defenses.core import CropAndFlip, Execution, FeatureStatistics, Recipe
 
+from .federated import FederatedTable
 from .fields import Count, Decay, ModelChoice, Momentum, Padding, Rate, StrictTable, Text
 
 SamplingName = Literal[
@@ -96,8 +97,9 @@ class Task(StrictTable):
     candidates: Count | None = None
     """Number of members, and of non-members, in membership tests; all if absent."""
     batch: Count
-    """Expected examples per step."""
-    epochs: Count
+    """Expected examples per step; in a federated run, of a client of average size."""
+    epochs: Count | None = None
+    """Passes over the private examples; None in a federated run, which counts rounds and local steps."""
     lr: Rate
     momentum: Momentum = 0.0
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -194,19 +196,21 @@ class Training(Task):
     """SHA-256 of the user's own architecture."""
     tuning_digest: str = ""
     """Digest of the search on public data behind the settings; empty without a search."""
+    federated: FederatedTable | None = None
+    """Clients and rounds; None for central training."""
 
     @classmethod
-    def of(cls, task: Task, **digests: Any) -> Training:
+    def of(cls, task: Task, **others: Any) -> Training:
         """Returns the training of a task.
 
         Args:
             task: of a suite, with the overrides of a defense.
-            digests: those that apply.
+            others: digests that apply, and the suite's clients.
         """
         # Settings of views that have no effect, at their default or without views, would give the same cell another id.
         defaults = {"crop_padding": CropAndFlip.padding, "horizontal_flip": CropAndFlip.flip}
         idle = [name for name, value in defaults.items() if task.views is None or getattr(task, name) == value]
-        return cls.model_construct(**(dict(task) | dict.fromkeys(idle) | digests))
+        return cls.model_construct(**(dict(task) | dict.fromkeys(idle) | others))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields in record form, which ids are hashed from: without those at their default."""

@@ -52,12 +52,11 @@ def with_every_other(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Probl
             wrong.append((f"{key}[{places[0]}]", f"'{EVERY_OTHER}' must be there once, as the last entry"))
         elif settings := sorted(entries[-1].keys() - {"name"}):
             wrong.append((f"{key}[{places[0]}]", f"'{EVERY_OTHER}' must have no settings, got {', '.join(settings)}"))
-        # Without other distributions' methods: a suite has the same content on every machine. Without federated
-        # methods: a central run has no clients.
-        central = [
-            name for name in sorted(catalog.method_files(kind)) if kind != "defenses" or not catalog.is_federated(name)
-        ]
-        others = [{"name": name} for name in central if name not in named]
+        # Without other distributions' methods: a suite has the same content on every machine. In a central suite
+        # without federated methods: it has no clients.
+        central = kind == "defenses" and "federated" not in raw
+        known = [name for name in sorted(catalog.method_files(kind)) if not (central and catalog.is_federated(name))]
+        others = [{"name": name} for name in known if name not in named]
         document[key] = [entry for entry, name in zip(entries, named, strict=True) if name != EVERY_OTHER] + others
     return document, wrong
 

@@ -6,7 +6,7 @@ from leakbench.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .catalogue import Catalogue
-    from .data.client_splits import client_splits
+    from .data.client_splits import ClientSplit, client_splits, clients_digest
     from .data.dealing import LabelledImages
     from .data.sizes import DEFAULT_SIZES, Sizes
     from .data.splits import Split, Splits, choose, content_digest, verify
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_SIZES",
     "Catalogue",
+    "ClientSplit",
     "LabelledImages",
     "Sizes",
     "Split",
     "Splits",
     "choose",
     "client_splits",
+    "clients_digest",
     "content_digest",
     "features",
     "image_shape",

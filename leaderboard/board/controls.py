@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from ..kinds import KINDS, KindOfResult
+from ..kinds import JUDGED, KINDS, KindOfResult
 from ..metrics import METRICS, Floor, KnownMetric
 from ..records.record import Record
 from ..records.task import UpdateTask
@@ -104,15 +104,16 @@ def _of_kind(name: str, row: Row, kind: KindOfResult) -> list[ControlResult]:
     return results
 
 
-def _uncontrolled(rows: Sequence[Row], records: list[Record]) -> list[tuple[str, str, str]]:
+def _uncontrolled(rows: Sequence[Row], records: list[Record]) -> list[tuple[str, str, str, str]]:
     """Returns the tables that have contestants and no control of any status."""
-    controls = [record for record in records if record.control is not None]
+    controls = [record for record in records if record.control in JUDGED]
     controlled = {(r.suite, r.task.data, r.task.model) for r in controls}
     suites = {record.suite for record in controls}
     # A row of images alone is filed under the data set of its images, where its suite has no other row.
     alone = {row.section for row in rows if isinstance(row.task, UpdateTask) and row.suite in suites}
     contestants = dict.fromkeys(row.section for row in rows if row.control is None)
-    return [section for section in contestants if section not in controlled | alone]
+    # Attacks on the final model are the same whatever the privacy unit, and so are their controls.
+    return [section for section in contestants if section[:3] not in controlled and section not in alone]
 
 
 def find_violations(records: Iterable[Record]) -> tuple[Violation, ...]:

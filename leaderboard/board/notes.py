@@ -7,7 +7,7 @@ Text formats and page share these sentences. Words that depend on the kind of re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ..kinds import KINDS, KindOfResult, attacked
+from ..kinds import JUDGED, KINDS, KindOfResult, attacked
 from ..metrics import METRICS, columns
 from ..records.folder import Completeness
 from ..records.record import Record
@@ -110,8 +110,8 @@ def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
     if passed := [f"{c.name}: {c.measured}" for c in controls if c.ok]:
         sentences.append(f"Controls that held: {'; '.join(passed)}.")
     # Without any control the banner says so; here a control of one role is missing.
-    if roles := {row.control for row in rows} - {None}:
-        absent = {"positive", "negative"} - roles
+    if roles := {row.control for row in rows} & set(JUDGED):
+        absent = set(JUDGED) - roles
         sentences += [f"There is no {role} control in these records." for role in sorted(absent)]
     # Anyone with the seed can draw the noise again and subtract it.
     if any(record.noise == "seeded" for record in records):

@@ -71,9 +71,13 @@ class Row:
     unplaced: str = ""
 
     @property
-    def section(self) -> tuple[str, str, str]:
-        """Suite, data set and model, within which rows are comparable; a defense may override the rest."""
-        return self.suite, self.task.data, self.task.model
+    def section(self) -> tuple[str, str, str, str]:
+        """Suite, data set, model and privacy unit, within which rows are comparable; a defense may override the rest.
+
+        The unit is empty for an example or a record of a client: an epsilon of another unit is another guarantee.
+        """
+        by_client = self.claim is not None and self.claim.unit == "client"
+        return self.suite, self.task.data, self.task.model, "unit: client" if by_client else ""
 
     @property
     def method(self) -> str:
@@ -83,7 +87,7 @@ class Row:
     @property
     def label(self) -> str:
         """Name of the row for a reader."""
-        control = f" ({self.control} control)" if self.control else ""
+        control = f" ({self.control.replace('_', ' ')} control)" if self.control else ""
         return self.defense.name + (f" ({self.details})" if self.details else "") + control
 
     @property
@@ -116,7 +120,7 @@ class Row:
         value = math.inf if self.auc.value is None else self.auc.value
         # The high end, so that a wide interval, as of few seeds, is no advantage.
         high = value if self.auc.high is None else self.auc.high
-        place = [None, "positive", "negative"].index(self.control)
+        place = [None, "positive", "negative", "public_only"].index(self.control)
         return (*self.section, place, bool(self.unplaced), not finite, high, value, self.defense.name, self.details)
 
 
@@ -168,7 +172,7 @@ def placed(rows: Iterable[Row]) -> list[Row]:
 
 def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
     """Flags rows that lack seeds, attacks, splits or code which other rows of their section have."""
-    sections: dict[tuple[str, str, str], list[Row]] = {}
+    sections: dict[tuple[str, str, str, str], list[Row]] = {}
     for row in rows:
         if row.control is None:
             sections.setdefault(row.section, []).append(row)

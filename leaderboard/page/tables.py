@@ -170,13 +170,13 @@ class Line:
 
 @dataclass(kw_only=True)
 class Section:
-    """Rows that can be compared: of the same suite, data set and model.
+    """Rows that can be compared: of the same suite, data set, model and privacy unit.
 
     Attributes:
         name: unique on the page.
         suite: of all its rows.
         data: data set of the training.
-        model: model that was trained.
+        model: model that was trained, and the privacy unit where it is a client.
         columns: those with content in some row.
         contestants: sorted as on the board.
         controls: rows that must leak, or must not.
@@ -216,7 +216,8 @@ def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Sectio
         A section for each group of comparable rows.
     """
     tables = []
-    for i, ((suite, data, model), group) in enumerate(groupby(rows, key=lambda row: row.section)):
+    for i, ((suite, data, model, unit), group) in enumerate(groupby(rows, key=lambda row: row.section)):
+        model = " · ".join(filter(None, (model, unit)))
         section = Section(name=f"s{i + 1}", suite=suite, data=data, model=model, rows=list(group))
         section.columns = _columns(section.rows)
         scales = {column.key: _scale(metric, section.rows) for metric, column in shown_columns(section.rows)}

@@ -120,7 +120,7 @@ class Record:
         check_kind(self.kind)
         kind = KINDS[self.kind]
         if (self.attack is not None) != kind.attacked:
-            without = " and ".join(unattacked.name for unattacked in KINDS.values() if not unattacked.attacked)
+            without = " or ".join(unattacked.name for unattacked in KINDS.values() if not unattacked.attacked)
             raise RecordError(f"attack must be null in {without} records only, got kind {self.kind!r}")
         if self.status != "ok" and not self.reason:
             raise RecordError(f"reason must be given when status is {self.status!r}, got nothing")

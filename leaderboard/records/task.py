@@ -60,13 +60,16 @@ class TrainingTask(RecordedTask):
         sample_rate: expected batch / number of examples.
         groups: number of parts of the examples that take turns in `cyclic` sampling.
         largest_batch: limit of `truncated_poisson` sampling; None for other samplers.
+        federated: clients and rounds; None for central training.
+        client_sizes: number of every client's examples; empty for central training.
+        schedule_of: seed of the participants of the rounds; None for central training.
         statistics: settings of the released feature statistics; None without them.
         canaries: None without canaries.
     """
 
     FIXED = (
         *("model_settings", "model_digest", "private", "candidates", "non_member", "public"),
-        *("optimizer", "schedule", "sampling", "statistics"),
+        *("optimizer", "schedule", "sampling", "statistics", "federated"),
     )
 
     trained_on: int
@@ -75,6 +78,9 @@ class TrainingTask(RecordedTask):
     sample_rate: float
     groups: int = 1
     largest_batch: int | None = None
+    federated: dict[str, Any] | None = None
+    client_sizes: tuple[int, ...] = ()
+    schedule_of: dict[str, Any] | None = None
     statistics: dict[str, Any] | None = None
     canaries: CanarySettings | None = None
 

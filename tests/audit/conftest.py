@@ -54,7 +54,7 @@ def _cached_shifts() -> None:
     from leakbench.audit.external.examples import exchangeable
     from leakbench.audit.external.model import audit, preflight
     from leakbench.audit.scoring.shift import shift_between
-    from leakbench.audit.subjects import trained_run
+    from leakbench.audit.subjects import training_data
 
     known = {}
 
@@ -65,7 +65,7 @@ def _cached_shifts() -> None:
             known[key] = shift_between(members, non_members, seed=seed)
         return known[key]
 
-    for module in (exchangeable, audit, preflight, trained_run):
+    for module in (exchangeable, audit, preflight, training_data):
         vars(module)["shift_between"] = cached
 
 

@@ -49,7 +49,9 @@ def run(third_kind, record, metric):
 
 
 def test_records_of_a_third_kind_are_checked_written_and_read(run, record, metric, tmp_path):
-    with pytest.raises(RecordError, match="attack must be null in utility records only, got kind 'attribute'"):
+    with pytest.raises(
+        RecordError, match="attack must be null in utility or federation or rounds records only, got kind 'attribute'"
+    ):
         record("attribute", attack=None, metrics={"attribute_accuracy": metric(0.5)})
     with pytest.raises(RecordError, match="attribute_accuracy must be in a attribute record, got kind 'membership'"):
         record(metrics={"attribute_accuracy": metric(0.5)})
@@ -65,7 +67,8 @@ def test_a_kind_of_no_row_is_refused_in_records_and_manifests(record):
     one = record()
     for refused in (one, asked_for(one).cells[0]):
         with pytest.raises(
-            RecordError, match="one of utility, membership, reconstruction, labels, canaries, got 'gossip'"
+            RecordError,
+            match="one of utility, federation, rounds, membership, reconstruction, labels, canaries, got 'gossip'",
         ):
             replace(refused, kind="gossip")
     with pytest.raises(RecordError, match="noise must be one of none, calibrated, got 'loud'"):

@@ -256,7 +256,7 @@ def test_a_federated_method_is_skipped_in_a_central_suite_with_its_sentence(suit
     skipped = [cell for cell in with_it if cell.request.defense.name == "moon"]
     assert len(skipped) > 3
     assert {cell.skip for cell in skipped} == {
-        "moon is a federated method, and this run has no clients; `federate` trains it"
+        "moon is a federated method, and this run has no clients; a suite's [federated] table has them"
     }
     assert {cell.id for cell in with_it} - {cell.id for cell in skipped} == {*ids(suite_of(WITH_SHARE))}
 

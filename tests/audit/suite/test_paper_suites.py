@@ -23,7 +23,10 @@ LITTLE = 5_000_000
 NAMES = catalog.names("suites")
 SMALL = sorted({*small_forms(), *(name for name in NAMES if name.endswith("_small"))})
 # They ask nothing that a paper has answered.
-OURS = {"quick", "mnist_every_defense", "linear_probe_small", "membership", "membership_small", "canaries_small"}
+OURS = {
+    *("quick", "mnist_every_defense", "linear_probe_small", "membership", "membership_small", "canaries_small"),
+    "fed_small",
+}
 PAPERS = sorted(set(NAMES) - set(SMALL) - OURS)
 
 
@@ -59,7 +62,12 @@ def examples(name):
             once = suite.tune.epsilon is not None or suite.tune.noise_multiplier is not None
             grid = [values for key, values in suite.tune.grid.items() if key in suite.tunable(choice)]
             points = math.prod(map(len, grid)) * (1 if once else budgets)
-        seen += (budgets * len(suite.seeds) + points) * task.private * task.epochs * (task.views or 1)
+        if suite.federated is None:
+            of_a_run = task.private * task.epochs
+        else:
+            federation = suite.federated.federation(steps_per_epoch=round(task.private / task.batch))
+            of_a_run = federation.steps * federation.participation * suite.federated.clients * task.batch
+        seen += (budgets * len(suite.seeds) + points) * of_a_run * (task.views or 1)
     return seen
 
 

@@ -104,7 +104,7 @@ def test_infinite_epsilon_is_null_with_its_reason(record, claim):
         ("metrics", {}, "metrics must not be empty"),
         ("metrics", [], "metrics must be an object, got"),
         ("flags", "claim_violated", "flags must be a list, got 'claim_violated'"),
-        ("kind", "utility", "attack must be null in utility records only"),
+        ("kind", "utility", "attack must be null in utility or federation or rounds records only"),
         ("kind", "reconstruction", "task.noise must be 'none' or 'calibrated'"),
         ("status", "failed", "reason must be given when status is 'failed'"),
         ("id", "../../etc/passwd", "id must be 16 or more hexadecimal"),

@@ -83,7 +83,9 @@ class SubspaceMemory:
             return last[2]
         bases = form()
         try:
-            self._of_batch = weakref.ref(batch), key, bases
+            reference = weakref.ref(batch)
+            # A function of ours: a reference of the standard library would count as a part from elsewhere in claims.
+            self._of_batch = (lambda: reference()), key, bases
         except TypeError:  # a batch of a type without weak references
             self._of_batch = None
         return bases

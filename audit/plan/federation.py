@@ -1,0 +1,224 @@
+"""Federated trainings as requested: the clients' examples, the lifted method, its schedule, its calibrated noise.
+
+A central defense becomes the local steps of FedAvg. For `unit = "client"` it becomes the server's average of updates,
+and clients take plain SGD steps.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from jaxtyping import Int64
+from torch import Tensor
+
+from leakbench.benchmarks.core import Splits, client_splits
+from leakbench.defenses.core import (
+    Defense,
+    Federated,
+    Federation,
+    PrivateAverage,
+    RoundSchedule,
+    Sampling,
+    Whole,
+    calibrate_federated,
+    clip,
+    draw_schedule,
+    predict_federated,
+    unbounded,
+)
+from leakbench.defenses.core.federated.federated_settings import FederatedSettings
+
+from ..catalog import methods as catalog
+from ..suite.federated import FederatedTable
+from ..suite.suite import DefenseChoice, Suite, SuiteError
+from .build import planned
+from .request import RequestedMethod, TrainingRequest
+
+
+def clients_of(request: TrainingRequest) -> FederatedTable:
+    """Returns the clients and rounds of a federated request.
+
+    Raises:
+        ValueError: it is central training.
+    """
+    if request.training.federated is None:
+        raise ValueError("a request of central training has no clients")
+    return request.training.federated
+
+
+def divided(
+    request: TrainingRequest, ids: Int64[Tensor, " examples"], labels: Int64[Tensor, " examples"]
+) -> list[Int64[Tensor, "_"]]:
+    """Returns the positions of each client's examples.
+
+    Args:
+        request: of a federated training.
+        ids: of the training examples.
+        labels: of the same.
+    """
+    table = clients_of(request)
+    return client_splits(ids.cpu(), labels.cpu(), table.clients, seed=request.seed, **table.division)
+
+
+def federation_of(request: TrainingRequest, examples: int) -> Federation:
+    """Returns the shape of a request's run.
+
+    Args:
+        request: of a federated training.
+        examples: training examples of all clients.
+    """
+    return clients_of(request).federation(planned(request, examples)[0].steps_per_epoch)
+
+
+def lifted(method: RequestedMethod, table: FederatedTable) -> Federated:
+    """Returns the federated method of a requested defense, before its noise is set.
+
+    Args:
+        method: a federated method, or a central defense.
+        table: decides the place of a central defense.
+    """
+    built = catalog.method(method.name, method.settings)
+    return built if isinstance(built, Federated) else _lifted(built, table)
+
+
+def _lifted(defense: Defense, table: FederatedTable) -> Federated:
+    if table.unit == "record":
+        return Federated(client=defense, name=defense.name)
+    plain = Defense(Whole(bound=unbounded()), noise_multiplier=0.0)
+    return Federated(client=plain, server=PrivateAverage(defense=defense), name=defense.name)
+
+
+def draws_noise(method: RequestedMethod) -> bool:
+    """True for a federated method with noise of its own, whatever the budget."""
+    built = catalog.method(method.name, method.settings)
+    return isinstance(built, Federated) and (bool(built.budgets) or (built.noise_multiplier or 0.0) > 0)
+
+
+def own_multiplier(method: Federated) -> float | None:
+    """Returns the noise multiplier of a method; the least of clients with budgets of their own."""
+    return min(method.budgets) if method.budgets else method.noise_multiplier
+
+
+def defend_federated(request: TrainingRequest, sizes: list[int], schedule: RoundSchedule) -> tuple[Federated, bool]:
+    """Returns the federated method at its budget's noise, and whether that noise was matched instead of calibrated.
+
+    A method without a bound proves nothing at any noise; it gets the noise that DP-SGD would need, as in central runs.
+
+    Args:
+        request: of a federated training.
+        sizes: number of every client's examples.
+        schedule: participants of the rounds.
+    """
+    method, budget = lifted(request.defense, clients_of(request)), request.budget
+    if method.budgets or method.noise_multiplier is not None or not budget.draws_noise:
+        return method, False
+    if budget.noise_multiplier is not None:
+        return method.with_noise(float(budget.noise_multiplier)), False
+    examples = sum(sizes)
+    run: dict[str, Any] = {
+        "sizes": sizes,
+        "federation": federation_of(request, examples),
+        "sampling": planned(request, examples)[0],
+        "schedule": schedule,
+    }
+    target: dict[str, Any] = dict(budget.wanted)
+    ledgers = predict_federated(method.with_noise(1.0), **run)
+    if not any(entry.reason for ledger in ledgers for entry in ledger.entries):
+        return calibrate_federated(method, **run, **target), False
+    bounded = _lifted(Defense(Whole(bound=clip(1.0))), clients_of(request))
+    return method.with_noise(calibrate_federated(bounded, **run, **target).noise_multiplier or 0.0), True
+
+
+def schedule_of(federation: Federation, sizes: list[int], seed: int) -> RoundSchedule:
+    """Returns a schedule that is drawn with a public seed.
+
+    Args:
+        federation: shape of the run.
+        sizes: number of every client's examples.
+        seed: public seed of the schedule.
+    """
+    populated = [client for client, size in enumerate(sizes) if size]
+    return draw_schedule(federation, populated, seed=seed, key=seed)
+
+
+def check_federation(suite: Suite, splits: Splits) -> None:
+    """Refuses clients that the data cannot be divided among, and samplers that do not fit local steps.
+
+    Args:
+        suite: with its overrides and selection.
+        splits: of its first seed.
+
+    Raises:
+        SuiteError: named by the key of the table.
+    """
+    table, pool = suite.federated, splits.private
+    if table is None:
+        return
+    where = f"{suite.source}: federated"
+    if table.clients > len(pool):
+        raise SuiteError(f"{where}.clients: must be at most {len(pool)}, the private examples, got {table.clients}")
+    try:
+        parts = client_splits(pool.ids, pool.labels, table.clients, seed=suite.seeds[0], **table.division)
+    except ValueError as error:
+        raise SuiteError(f"{where}: {error}") from None
+    sizes = [len(part) for part in parts]
+    for task_of, task in [("task", suite.task), *((c.name, suite.task_for(c)) for c in suite.defense_grid())]:
+        size = task.nominal_size or len(pool) / table.clients
+        if task.batch > size:
+            raise SuiteError(
+                f"{suite.source}: {task_of}.batch: must be at most {size:g}, the examples of a client of average size, "
+                f"got {task.batch}"
+            )
+        sampling = Sampling(task.sampling, 1.0 if task.sampling == "full" else task.batch / size)
+        try:
+            table.federation(sampling.steps_per_epoch).samplings(sampling, sizes)
+        except ValueError as error:
+            raise SuiteError(f"{where}: {error}") from None
+
+
+def cannot_federate(suite: Suite, choice: DefenseChoice) -> str:
+    """Returns the reason why a defense cannot be trained by a suite's clients; empty if it can.
+
+    Args:
+        suite: with a `[federated]` table.
+        choice: its defense.
+    """
+    table, task = suite.federated, suite.task_for(choice)
+    if table is None:
+        return ""
+    method = RequestedMethod(kind="defenses", name=choice.name, settings=choice.settings)
+    try:
+        built = _known(method.name, json.dumps(method.settings), table.model_dump_json())
+    except catalog.MissingExtra as error:
+        return str(error)
+    except (Exception, SystemExit):
+        return ""  # the failure is recorded in its cells
+    try:
+        noisy = built if built.budgets or built.noise_multiplier is not None else built.with_noise(1.0)
+        noisy.check(table.clients)
+        FederatedSettings(
+            method=noisy,
+            federation=table.federation(1),
+            sampling=Sampling("poisson", 0.5),
+            lr=task.lr,
+            seed=0,
+            key=0,
+            exact=False,
+            schedule=None,
+            recipe=replace(task.recipe, nominal_size=None),
+            execution=task.execution(),
+            keep_messages=False,
+            progress=None,
+        )
+    except ValueError as error:
+        return f"{choice.name} does not fit these clients: {error}"
+    return ""
+
+
+@cache
+def _known(name: str, settings: str, table: str) -> Federated:
+    method = RequestedMethod(kind="defenses", name=name, settings=json.loads(settings))
+    return lifted(method, FederatedTable.model_validate_json(table))

@@ -1,0 +1,61 @@
+"""Claims of federated records, predicted again from sizes, rounds, schedule and noise."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from typing import Any, cast
+
+from leakbench.defenses.core import Claim, Sampling, predict_federated
+from leakbench.leaderboard.records.record import Record
+from leakbench.leaderboard.records.task import TrainingTask
+
+from ..plan.federation import lifted, own_multiplier, schedule_of
+from ..plan.request import RequestedMethod
+from ..suite.federated import FederatedTable
+
+
+def proved_by_clients(record: Record, task: TrainingTask, delta: float) -> Claim:
+    """Returns the claim of the worst client that a record's rounds prove.
+
+    Args:
+        record: with a noise multiplier.
+        task: of the same, with clients.
+        delta: of the claim.
+
+    Raises:
+        TypeError, ValueError: for untrusted content that is no federated training.
+    """
+    sizes = task.client_sizes
+    nominal = task.get("nominal_size")
+    public = tuple(size and (nominal or size) for size in sizes)
+    seed = (task.schedule_of or {}).get("seed")
+    if not isinstance(seed, int) or not sizes or record.noise_multiplier is None:
+        raise ValueError("a federated record must have client_sizes and the seed of its schedule")
+    defense = json.dumps(json.loads(record.to_json())["defense"], sort_keys=True)
+    sampling = Sampling(cast(Any, task.sampling), task.sample_rate)
+    table = json.dumps(task.federated, sort_keys=True, default=dict)
+    return _predicted(defense, record.noise_multiplier, table, public, sampling, seed, delta)
+
+
+@cache
+def _predicted(
+    defense: str, sigma: float, table: str, sizes: tuple[int, ...], sampling: Sampling, seed: int, delta: float
+) -> Claim:
+    clients = FederatedTable.model_validate_json(table)
+    chosen = json.loads(defense)
+    method = lifted(RequestedMethod(kind="defenses", name=chosen["name"], settings=chosen["settings"]), clients)
+    if own_multiplier(method) is None:
+        method = method.with_noise(sigma)
+    federation = clients.federation(sampling.steps_per_epoch)
+    ledgers = predict_federated(
+        method,
+        list(sizes),
+        federation=federation,
+        sampling=sampling,
+        schedule=schedule_of(federation, list(sizes), seed),
+    )
+    claim = max((ledger.claim(delta, unit=method.unit) for ledger in ledgers), key=lambda claim: claim.epsilon)
+    by_size = federation.weights == "size" and claim.relation == "add_remove"
+    return replace(claim, relation="zero_out") if by_size else claim

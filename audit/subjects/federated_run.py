@@ -1,0 +1,207 @@
+"""A federated training with its clients' private data, held by the auditor, and measurements of every round.
+
+Examples are divided among clients by the suite's seed. Keys of noise and samplers are hashed from the cell's seed and a
+client's number, or drawn from the operating system.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor, nn
+
+from leakbench.benchmarks.core import clients_digest
+from leakbench.defenses.core import Federated, FederatedRun, Federation, RoundSchedule, Sampling, weighted_mean
+from leakbench.defenses.core.federated.federated_settings import FederatedSettings
+from leakbench.defenses.core.federated.rounds import OngoingFederation
+
+from ..plan.build import planned, recipe_of
+from ..plan.federation import defend_federated, divided, federation_of, schedule_of
+from ..plan.request import seed_of_data
+from ..scoring.utility import losses
+from ..targets.observe import logits_of
+from .training_data import TrainingData
+
+
+@dataclass(frozen=True)
+class RoundMeasure:
+    """Measurements of a round.
+
+    Attributes:
+        accuracy: of the global model after the round, on test examples.
+        loss: the same in nats.
+        drift: sum_i w_i |Delta_i - mean|^2 / |mean|^2 over the replies; NaN for fewer than two.
+    """
+
+    accuracy: float
+    loss: float
+    drift: float
+
+
+class ClientsRun(TrainingData):
+    """A federated training and its data; each property is computed at its first use, and kept.
+
+    Attributes:
+        request: of the training.
+        device: device of the computation.
+        splits: of the data set.
+    """
+
+    @cached_property
+    def shards(self) -> list[Int64[Tensor, "_"]]:
+        """Positions of each client's examples among the training examples."""
+        return divided(self.request, self.uninserted.ids, self.uninserted.labels)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of each client's examples."""
+        return [len(shard) for shard in self.shards]
+
+    @property
+    def public_sizes(self) -> list[int]:
+        """The same as treated by claims: the nominal size where the suite has one."""
+        nominal = self.request.training.nominal_size
+        return [size and (nominal or size) for size in self.sizes]
+
+    @cached_property
+    def histograms(self) -> Float64[Tensor, "clients classes"]:
+        """Fraction of each class among each client's examples."""
+        labels = self.uninserted.labels
+        counts = torch.stack([torch.bincount(labels[shard], minlength=self.splits.classes) for shard in self.shards])
+        return counts.double() / counts.sum(dim=1, keepdim=True).clamp(min=1)
+
+    @property
+    def sampling(self) -> tuple[Sampling, int]:
+        """Sampler of a client of average size, and local steps of a client that is in every round."""
+        return planned(self.request, len(self.uninserted))
+
+    @cached_property
+    def federation(self) -> Federation:
+        """Shape of the run."""
+        return federation_of(self.request, len(self.uninserted))
+
+    @property
+    def schedule_seed(self) -> int:
+        """Public seed of the schedule, which all methods on the same clients share."""
+        return seed_of_data(self.clients_digest, "schedule")
+
+    @property
+    def schedule(self) -> RoundSchedule:
+        """Participants and losses of every round."""
+        return schedule_of(self.federation, self.public_sizes, self.schedule_seed)
+
+    @cached_property
+    def method(self) -> tuple[Federated, bool]:
+        """The federated method at its noise, and whether the noise was matched instead of calibrated."""
+        return defend_federated(self.request, self.public_sizes, self.schedule)
+
+    @property
+    def clients_digest(self) -> str:
+        """SHA-256 of the ids that each client holds."""
+        return clients_digest(self.uninserted.ids, self.shards)
+
+    @property
+    def network(self) -> nn.Module:
+        """The network before the first round."""
+        return self._start
+
+    @cached_property
+    def public_only(self) -> nn.Module:
+        """The network trained on the public examples alone."""
+        return self._start.eval()
+
+    @cached_property
+    def rounds(self) -> list[RoundMeasure]:
+        """Measurements of every round."""
+        return self._watched[1]
+
+    @cached_property
+    def run(self) -> FederatedRun:
+        """The training, computed at its first use."""
+        return self._watched[0]
+
+    @cached_property
+    def _watched(self) -> tuple[FederatedRun, list[RoundMeasure]]:
+        data, public, task, seeds = self.uninserted, self._read, self.request.training, self.request.seeds
+        shards = [(data.inputs[shard], data.labels[shard]) if len(shard) else None for shard in self.shards]
+        measures: list[RoundMeasure] = []
+
+        def measure(done: int, rounds: int) -> None:
+            measures.append(self._measure(training))
+
+        secret = self.federation.participants == "poisson" and self.method[0].noise_place == "server"
+        settings = FederatedSettings(
+            method=self.method[0],
+            federation=self.federation,
+            sampling=self.sampling[0],
+            lr=task.lr,
+            seed=seeds.public,
+            key=seeds.noise,
+            exact=self.request.secure,
+            # Participants that amplify a claim for clients are drawn by the run, with its secret key.
+            schedule=None if secret else self.schedule,
+            recipe=recipe_of(task, self.splits),
+            execution=task.execution(self.device),
+            keep_messages=False,
+            progress=measure,
+        )
+        pool = (public.inputs, public.labels) if len(public) else None
+        training = WatchedFederation(copy.deepcopy(self._start), shards, pool, settings)
+        run = training.run()
+        return replace(run, public_used=run.public_used or self.splits.scaled_by_public), measures
+
+    def _measure(self, training: WatchedFederation) -> RoundMeasure:
+        logits = logits_of(training.global_model(), self.test.inputs)
+        right = (logits.argmax(dim=1) == self.test.labels) & ~logits.isnan().any(dim=1)
+        loss = losses(logits, self.test.labels).mean()
+        return RoundMeasure(float(right.double().mean()), float(loss), training.drift)
+
+
+class WatchedFederation(OngoingFederation):
+    """A federated run that keeps the relative drift of its last round.
+
+    Attributes:
+        drift: sum_i w_i |Delta_i - mean|^2 / |mean|^2; NaN for fewer than two replies, or a mean of 0.
+    """
+
+    drift = float("nan")
+
+    def _aggregate(self, outcome: Any) -> None:
+        deltas = {
+            client: self.settings.method.messages.decode(message, outcome.round)
+            for client, message in sorted(outcome.messages.items())
+            if client not in outcome.missing
+        }
+        by_size = self.settings.federation.weights == "size"
+        self.drift = relative_drift(
+            list(deltas.values()), [float(self.state.clients[c].size) if by_size else 1.0 for c in deltas]
+        )
+        super()._aggregate(outcome)
+
+    def global_model(self) -> nn.Module:
+        """Returns a copy of the model at the global parameters, in evaluation mode."""
+        self.trainer.place(self.state.parameters, None)
+        return copy.deepcopy(self.setup.model).eval()
+
+
+def relative_drift(deltas: list[Float[Tensor, " dim"]], weights: list[float]) -> float:
+    """Computes the weighted spread of the clients' displacements around their mean, over the mean's square.
+
+    Args:
+        deltas: displacement of each client that replied.
+        weights: of the same, positive.
+    """
+    if len(deltas) < 2:
+        return float("nan")
+    shares = [weight / sum(weights) for weight in weights]
+    mean = weighted_mean(deltas, shares)
+    square = float(mean.double().square().sum())
+    spread = sum(
+        share * float((delta - mean).double().square().sum()) for share, delta in zip(shares, deltas, strict=True)
+    )
+    return spread / square if square > 0 else float("nan")

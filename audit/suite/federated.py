@@ -1,0 +1,131 @@
+"""The `[federated]` table of a suite: clients, their data, rounds; and rules between it and the other tables.
+
+Every defense of such a suite is trained by clients: a federated method as it is, a central defense as the local steps
+of FedAvg, or as the server's average of updates for `unit = "client"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from leakbench.defenses.core import Federation
+
+from .fields import Count, Rate, StrictTable
+
+_OF_SPLIT = {"shards": "shards", "concentration": "dirichlet", "least": "dirichlet"}
+"""Key -> the split that it belongs to."""
+
+
+class FederatedTable(StrictTable):
+    """Clients of a federated training, their data and rounds."""
+
+    clients: Count
+    """Number of clients, among which the private examples are divided."""
+    split: Literal["iid", "class", "shards", "dirichlet"] = "iid"
+    """Division of the examples: at random, sorted by class and cut, dealt in shards of the sorted examples, or each
+    class in random proportions."""
+    shards: Count | None = None
+    """For `shards`: parts of the sorted examples per client; 2 if absent."""
+    concentration: Rate | None = None
+    """For `dirichlet`: concentration of the proportions; 0.5 if absent."""
+    least: Count | None = None
+    """For `dirichlet`: least number of examples of a client; 1 if absent."""
+    rounds: Count
+    local_steps: Count | None = None
+    """Local steps of a client in a round."""
+    local_epochs: Count | None = None
+    """The same in passes over a client's expected batches."""
+    participation: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Expected fraction of the clients in a round."""
+    participants: Literal["fixed", "poisson", "partition"] = "fixed"
+    """Distribution of a round's clients: a fixed number, independent coins, or every client once in a cycle."""
+    equal: Literal["rate", "batch"] = "rate"
+    """Common quantity of clients of different sizes: the sample rate, or the expected batch."""
+    weights: Literal["uniform", "size"] = "uniform"
+    """Weights of the average; by size, claims are under zero-out."""
+    server_lr: Rate = 1.0
+    """Factor of the averaged displacement."""
+    unit: Literal["record", "client"] = "record"
+    """Privacy unit of central defenses: the clients' local steps, or the server's average of their updates."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Chance of a scheduled client to be lost in a round, after some of its local steps."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FederatedTable:
+        if (self.local_steps is None) == (self.local_epochs is None):
+            number = "neither" if self.local_steps is None else "both"
+            raise ValueError(f"must have one of local_steps, local_epochs, got {number}")
+        for key, split in _OF_SPLIT.items():
+            if getattr(self, key) is not None and self.split != split:
+                raise ValueError(f"{key} must go with split = '{split}', got '{self.split}'")
+        return self
+
+    @property
+    def division(self) -> dict[str, Any]:
+        """The division of examples, as arguments of `client_splits`."""
+        chosen = {key: getattr(self, key) for key in _OF_SPLIT}
+        return {"split": self.split} | {key: value for key, value in chosen.items() if value is not None}
+
+    def federation(self, steps_per_epoch: int) -> Federation:
+        """Returns the shape of the run in the trainer's form.
+
+        Args:
+            steps_per_epoch: expected batches in a pass over a client's examples.
+        """
+        return Federation(
+            rounds=self.rounds,
+            local_steps=self.local_steps or (self.local_epochs or 1) * steps_per_epoch,
+            participation=self.participation,
+            participants=self.participants,
+            equal=self.equal,
+            weights=self.weights,
+            server_lr=self.server_lr,
+            dropout=self.dropout,
+        )
+
+
+class PublicOnlyTable(StrictTable):
+    """The control of a federated suite: the same network, trained on the public examples alone."""
+
+    epochs: Count = 50
+    """Passes over the public examples."""
+    lr: Rate = 0.001
+    """Learning rate, of the mean loss of a batch."""
+    batch: Count = 32
+    """Public examples per step."""
+    optimizer: Literal["sgd", "adam"] = "adam"
+
+
+def wrong_federated(raw: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns conflicts between `[federated]` and the rest of a document, as (key.path, problem).
+
+    Args:
+        raw: the document.
+    """
+    task = raw.get("task")
+    task = task if isinstance(task, dict) else {}
+    if raw.get("federated") is None:
+        wrong = [("task.epochs", "is missing")] if task and "epochs" not in task else []
+        alone = "must go with a [federated] table, and this suite has none"
+        return wrong + ([("public_only", alone)] if "public_only" in raw else [])
+    wrong = []
+    if "epochs" in task:
+        wrong.append(("task.epochs", "must be absent with [federated], whose rounds and local steps decide the length"))
+    elsewhere = "is for central training: must be absent with [federated]"
+    wrong += [(table, elsewhere) for table in ("share", "tune") if table in raw]
+    wrong += [(f"task.{key}", elsewhere) for key in _CENTRAL if key in task]
+    if task.get("sampling") in _NOT_OF_CLIENTS:
+        wrong.append(("task.sampling", f"{elsewhere}, got '{task['sampling']}'; take poisson"))
+    entries = raw.get("defense")
+    for position, entry in enumerate(entries if isinstance(entries, list) else []):
+        if isinstance(entry, dict):
+            keys = ("epochs", "release_noise", *_CENTRAL)
+            wrong += [(f"defense[{position}].{key}", elsewhere) for key in keys if key in entry]
+    return wrong
+
+
+_CENTRAL = ("average", "statistics", "pretrain", "canaries")
+_NOT_OF_CLIENTS = ("truncated_poisson", "cyclic")

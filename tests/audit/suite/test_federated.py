@@ -1,0 +1,105 @@
+"""The table of clients in a suite file: what it accepts, and sentences about what it does not fit."""
+
+import re
+
+import pytest
+
+from leakbench.audit.suite.federated import FederatedTable
+from leakbench.audit.suite.suite import SuiteError, load
+from leakbench.defenses.core import Federation
+
+from ...parameters import subtests
+
+SUITE = """
+name = "toy"
+seeds = [0]
+task = { data = "digits", model = "mlp", private = 60, batch = 5, lr = 0.5 }
+budget = { noise_multiplier = 4.0, delta = 1e-5 }
+federated = { clients = 3, rounds = 2, local_steps = 2 }
+defense = [{ name = "fed_avg" }]
+"""
+CLIENTS = "clients = 3, rounds = 2, local_steps = 2"
+
+
+def refused(folder, text: str) -> str:
+    path = folder / "toy.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SuiteError) as error:
+        load(path)
+    return "\n".join(line.removeprefix(f"{path}: ") for line in str(error.value).splitlines())
+
+
+def test_a_table_of_clients_is_the_federation_that_it_says():
+    table = FederatedTable(
+        clients=4, rounds=7, local_epochs=3, participation=0.5, participants="poisson", equal="batch", server_lr=0.5
+    )
+    expected = Federation(
+        rounds=7, local_steps=15, participation=0.5, participants="poisson", equal="batch", server_lr=0.5
+    )
+    assert table.federation(steps_per_epoch=5) == expected
+
+
+@subtests(
+    "old, new, sentence",
+    [
+        (CLIENTS, CLIENTS + ", local_epochs = 1", "federated: must have one of local_steps, local_epochs, got both"),
+        (
+            CLIENTS,
+            "clients = 3, rounds = 2",
+            "federated: must have one of local_steps, local_epochs, got neither",
+        ),
+        (
+            CLIENTS,
+            CLIENTS + ', split = "dirichlet", shards = 2',
+            "federated: shards must go with split = 'shards', got 'dirichlet'",
+        ),
+        (CLIENTS, CLIENTS + ", least = 3", "federated: least must go with split = 'dirichlet', got 'iid'"),
+        (
+            CLIENTS,
+            CLIENTS + ', split = "classes"',
+            "federated.split: must be 'iid', 'class', 'shards' or 'dirichlet', got 'classes'; did you mean 'class'?",
+        ),
+        (CLIENTS, CLIENTS + ", client = 3", "federated.client: unknown key; did you mean 'clients'?"),
+        (
+            "lr = 0.5 }",
+            "lr = 0.5, epochs = 3 }",
+            "task.epochs: must be absent with [federated], whose rounds and local steps decide the length",
+        ),
+        (
+            "lr = 0.5 }",
+            "lr = 0.5, average = 0.9 }",
+            "task.average: is for central training: must be absent with [federated]",
+        ),
+        (
+            '"fed_avg" }',
+            '"fed_avg", epochs = 3 }',
+            "defense[0].epochs: is for central training: must be absent with [federated]",
+        ),
+        (
+            "defense = [{ name",
+            "tune = { validation = 5, lr = [0.1, 0.2] }\ndefense = [{ name",
+            "tune: is for central training: must be absent with [federated]",
+        ),
+        (
+            "federated = { clients = 3, rounds = 2, local_steps = 2 }",
+            "public_only = { epochs = 3 }",
+            "task.epochs: is missing\npublic_only: must go with a [federated] table, and this suite has none",
+        ),
+    ],
+)
+def test_a_conflict_is_one_sentence(old, new, sentence, tmp_path):
+    text = SUITE.replace(old, new)
+    assert text != SUITE
+    assert refused(tmp_path, text) == sentence
+
+
+def test_a_sampler_that_counts_the_examples_of_a_client_is_refused(tmp_path):
+    text = SUITE.replace("lr = 0.5 }", 'lr = 0.5, sampling = "cyclic", groups = 2 }')
+    assert re.search(r"task\.sampling: .* got 'cyclic'; take poisson", refused(tmp_path, text))
+
+
+def test_every_other_method_is_also_the_federated_ones(tmp_path):
+    path = tmp_path / "toy.toml"
+    path.write_text(SUITE.replace('[{ name = "fed_avg" }]', '[{ name = "*" }]'), encoding="utf-8")
+    names = {choice.name for choice in load(path).defense_grid()}
+    assert {"fed_pcdp", "scaffold", "dp_sgd"} <= names
