@@ -16,27 +16,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..gradients.checks.fingerprint import architecture, digest, source_digest
+from ..gradients.checks.model_checks import Untrained
+from ..gradients.executor import Engine
 from ..gradients.numerics.full_precision import precision_for
+from ..plan.defense import Context
 from ..plan.layout import Layout
 from ..privacy.ledger import Entry, Ledger
+from ..randomness.noise import NoiseSource
 from ..training.assumptions import own_posts
 from ..training.run_file import RunFile, numerics, on_device
 from ..training.step import Stepper
 from .client import Client, Shard
-from .federated_settings import FederatedSettings
+from .federated_settings import FederatedSettings, FederationState
+from .local_training import LocalTrainer
 from .messages.message import Message
 from .private_average import PrivateServer
+from .public_pool import SharedPublic
 from .run import RoundRecord
 from .schedule import RoundSchedule
 
-if TYPE_CHECKING:
-    from .federated_setup import FederatedSetup
+
+class ResumableFederation(Protocol):
+    """A federated run, whose attributes a checkpoint restores."""
+
+    settings: FederatedSettings
+    model: nn.Module
+    engine: Engine
+    trainer: LocalTrainer
+    untrained: Untrained
+    public: SharedPublic | None
+    seed: int
+    key: int
+    kind: NoiseSource
+    remarks: dict[str, str]
+    schedule: RoundSchedule
+    ledgers: list[Ledger]
+    context: Context
+    state: FederationState
 
 
 class FederationFile:
@@ -77,7 +99,7 @@ class FederationFile:
         if self.saved is not None:
             model.load_state_dict(self.saved["model"])
 
-    def restore(self, setup: FederatedSetup) -> None:
+    def restore(self, setup: ResumableFederation) -> None:
         """Restores the state of the loop, and registers the rounds that may have been taken since with other noise.
 
         Args:
@@ -117,7 +139,7 @@ class FederationFile:
         if self.file.retaken(saved, seeded=setup.kind == "seeded") == "anew":
             self._charge_again(setup, saved)
 
-    def _charge_again(self, setup: FederatedSetup, saved: dict[str, Any]) -> None:
+    def _charge_again(self, setup: ResumableFederation, saved: dict[str, Any]) -> None:
         """Registers releases that nobody recorded with every client that may have made them."""
         first, until = saved["step"], saved["until"]
         ledgers = {id(setup.ledgers[number]): number for number in setup.state.clients}  # a ledger may be of several
@@ -132,13 +154,13 @@ class FederationFile:
             for party in (*setup.state.clients.values(), *server):
                 self.file.leave(party.noise, saved)
 
-    def open(self, setup: FederatedSetup) -> None:
+    def open(self, setup: ResumableFederation) -> None:
         """Writes the file before any release: if this process is killed, it says which rounds it may have taken."""
         if self.file.path is not None and setup.state.round < self._settings.federation.rounds:
             setup.engine.settled_budget()  # in the file, so that sums of the same steps are rounded alike
             self.save(setup, first=True)
 
-    def save(self, setup: FederatedSetup, *, nothing_since: bool = False, first: bool = False) -> None:
+    def save(self, setup: ResumableFederation, *, nothing_since: bool = False, first: bool = False) -> None:
         """Writes the file, if the run has one.
 
         Args:
@@ -152,12 +174,12 @@ class FederationFile:
         setup.trainer.place(setup.state.parameters, None)
         self.file.write(self._content(setup), setup.state.round, nothing_since=nothing_since, first=first)
 
-    def forget(self, setup: FederatedSetup) -> None:
+    def forget(self, setup: ResumableFederation) -> None:
         """Removes the file of a run that has failed before its first release."""
         if not any(ledger.entries for ledger in setup.ledgers):
             self.file.forget()
 
-    def _content(self, setup: FederatedSetup) -> dict[str, Any]:
+    def _content(self, setup: ResumableFederation) -> dict[str, Any]:
         """Returns the content of the file."""
         state, private = setup.state, setup.state.private
         return {
@@ -176,18 +198,20 @@ class FederationFile:
             "passes": (setup.engine.memory_budget, setup.engine.microbatch),
         }
 
-    def _refuse_contradiction(self, setup: FederatedSetup, saved: dict[str, Any], path: Path) -> None:
+    def _refuse_contradiction(self, setup: ResumableFederation, saved: dict[str, Any], path: Path) -> None:
         """Raises `ValueError` for a file whose ledgers have not charged every step that was taken."""
-        taken, ledgers = saved.get("step"), saved.get("ledgers")
+        rounds_done, ledgers = saved.get("step"), saved.get("ledgers")
         rounds = self._settings.federation.rounds
-        if not (isinstance(taken, int) and 0 <= taken <= rounds and isinstance(ledgers, list)):
-            raise ValueError(f"checkpoint {path} must be after a round of {rounds}, with ledgers, got round {taken}")
+        if not (isinstance(rounds_done, int) and 0 <= rounds_done <= rounds and isinstance(ledgers, list)):
+            raise ValueError(
+                f"checkpoint {path} must be after a round of {rounds}, with ledgers, got round {rounds_done}"
+            )
         for number in setup.state.clients:
             entries = ledgers[number][0]
             if not all(isinstance(entry, Entry) for entry in entries):
                 raise ValueError(f"checkpoint {path} must hold ledgers' entries, got others at client {number}")
             charged = Ledger(setup.ledgers[number].sampling, entries=entries).steps
-            steps = sum(end - first for first, end in charged_ranges(setup, number, 0, taken))
+            steps = sum(end - first for first, end in charged_ranges(setup, number, 0, rounds_done))
             if charged != steps:
                 raise ValueError(
                     f"checkpoint {path} must have charged every step that it has taken, got {charged} charged of "
@@ -195,7 +219,7 @@ class FederationFile:
                 )
 
 
-def charged_ranges(setup: FederatedSetup, client: int, first: int, end: int) -> list[tuple[int, int]]:
+def charged_ranges(setup: ResumableFederation, client: int, first: int, end: int) -> list[tuple[int, int]]:
     """Returns the steps, as ranges in the numbers of its ledger, for which a client is charged in some rounds.
 
     Args:

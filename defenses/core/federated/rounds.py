@@ -190,7 +190,7 @@ class OngoingFederation:
             self.take_part(self.state.clients[client], outcome)
         self.close(outcome)
 
-    def opened(self, broadcast: Mapping[str, Tensor] | None = None) -> Outcome:
+    def opened(self, broadcast: Mapping[str, Tensor] | None = None) -> RoundOutcome:
         """Returns the next round before its first message.
 
         Args:
@@ -219,15 +219,15 @@ class OngoingFederation:
             known = replace(known, foreseen=state.foreseen.of_round(context, tau), codec=codec)
         self._refuse_cut_streams(known)
         s.method.messages.check(known)
-        return Outcome(known, self.schedule.rounds[number])
+        return RoundOutcome(known, self.schedule.rounds[number])
 
-    def close(self, outcome: Outcome) -> None:
+    def close(self, outcome: RoundOutcome) -> None:
         """Moves the global model by the messages of a round."""
         self._aggregate(outcome)
         self.state.records.append(outcome.record(keep=self.settings.keep_messages))
         self.state.round += 1
 
-    def take_part(self, client: Client, outcome: Outcome) -> None:
+    def take_part(self, client: Client, outcome: RoundOutcome) -> None:
         """Trains a client and receives its message; a client that is lost keeps its states."""
         round, number = outcome.round, client.number
         outcome.sent_down(number)
@@ -276,7 +276,7 @@ class OngoingFederation:
         stepper.take(round.number, round.parameters, execute, client.account)
         return stepper.update
 
-    def _aggregate(self, outcome: Outcome) -> None:
+    def _aggregate(self, outcome: RoundOutcome) -> None:
         """Moves the global model by the replies of a round."""
         s, state, round = self.settings, self.state, outcome.round
         deltas = {
@@ -342,7 +342,7 @@ class OngoingFederation:
         )
 
 
-class Outcome:
+class RoundOutcome:
     """Messages of a round as they arrive.
 
     Attributes:

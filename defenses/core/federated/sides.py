@@ -34,7 +34,7 @@ from .client import Elsewhere
 from .federated_settings import FederatedSettings
 from .messages.message import Message, from_arrays, to_arrays
 from .method import Federated
-from .rounds import OngoingFederation, Outcome
+from .rounds import OngoingFederation, RoundOutcome
 from .schedule import Federation, RoundSchedule
 from .server_view import ForeseenPlans
 
@@ -256,7 +256,7 @@ class ServerSide:
         federation.close(outcome)
         federation.trainer.place(federation.state.parameters, None)
 
-    def _receive(self, client: int, message: Message | None, outcome: Outcome) -> None:
+    def _receive(self, client: int, message: Message | None, outcome: RoundOutcome) -> None:
         """Notes a client's message, or why it is missing."""
         if message is None:
             outcome.missing[client] = "sends no reply"
