@@ -5,8 +5,9 @@ joins each round independently with probability rho; a round may be empty. `part
 round of each cycle of ceil(1 / rho), the same in all cycles.
 
 Guarantee:
-    A schedule is independent of all data, and a client's losses of the other clients. It is public, so it amplifies nothing, except for `poisson` in a run whose
-    unit is a client: there it is drawn with a secret key, by the sampler that the ledger charges.
+    A schedule is independent of all data, and a client's losses of the other clients. It is public, so it amplifies
+    nothing, except for `poisson` in a run whose unit is a client: there it is drawn with a secret key, by the sampler
+    that the ledger charges.
 """
 
 from __future__ import annotations
@@ -151,12 +152,15 @@ class RoundSchedule:
         return min(self.lost.get((round, client), local_steps), local_steps)
 
     def check(self, federation: Federation, populated: Sequence[int]) -> None:
-        """Raises `ValueError` for a schedule of another length, an unknown client, a client without data or a
-        repeat, or a loss after fewer than 0 steps.
+        """Refuses a schedule that does not fit the run.
 
         Args:
             federation: the run's.
             populated: numbers of the clients with data.
+
+        Raises:
+            ValueError: for a schedule of another length, an unknown client, a client without data, a repeat, or a loss
+                after fewer than 0 steps.
         """
         if len(self.rounds) != federation.rounds:
             raise ValueError(f"schedule must have {federation.rounds} rounds, got {len(self.rounds)}")
@@ -175,8 +179,8 @@ class RoundSchedule:
             given: whether the schedule was given, and not drawn with a secret key.
 
         Raises:
-            ValueError: for a given schedule under `poisson`, or a client that is not at the same round of every cycle of
-                a `partition`: its rounds would be closer than the ledger of correlated noise assumes.
+            ValueError: for a given schedule under `poisson`, or a client that is not in the same round of every cycle
+                of a `partition`: its rounds would be closer than the ledger of correlated noise assumes.
         """
         if federation.participants == "poisson" and given:
             raise ValueError(
