@@ -29,6 +29,8 @@ DOCUMENTS = sorted(
 FRAGMENTS = {
     ("CONTRIBUTING.md", 0): "the loop of a test",
     ("benchmarks/models/README.md", 0): "a row of a table",
+    ("docs/federated.md", 1): "Flower's app of a client, which test_sides.py runs",
+    ("docs/federated.md", 2): "Flower's app of a server, which test_sides.py runs",
     ("docs/selftest.md", 0): "a function whose loop is left out",
 }
 

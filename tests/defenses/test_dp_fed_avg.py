@@ -136,8 +136,16 @@ def test_schedules_are_those_that_the_ledger_charges():
     with pytest.raises(ValueError, match="schedule must be None for participants='poisson'"):
         federated(method, federation=Federation(participants="poisson", **half), schedule=EVERYBODY)
     twice = RoundSchedule(((0, 1), (1, 2), (3,)))
-    with pytest.raises(ValueError, match="at most once in 2 rounds, got one more often in the rounds from 0"):
+    with pytest.raises(ValueError, match="same round of every 2, got client 1 in rounds 0 and 1 of them"):
         federated(method, federation=Federation(participants="partition", **half), schedule=twice)
+    # Once a cycle, but in neighbouring rounds, whose correlated noise is charged as if they were a cycle apart.
+    close = RoundSchedule(((2, 3), (0, 1), (0, 1)))
+    with pytest.raises(ValueError, match="same round of every 2, got client 0 in rounds 1 and 0 of them"):
+        federated(
+            of_server(dp_ftrl(noise_multiplier=1.0)),
+            federation=Federation(participants="partition", **half),
+            schedule=close,
+        )
     once = RoundSchedule(((0, 1), (2, 3), (1,)))
     run = federated(method, federation=Federation(participants="partition", **half), schedule=once)
     assert run.claim(1e-5).gaussians is not None

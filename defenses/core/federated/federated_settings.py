@@ -56,6 +56,11 @@ class FederatedSettings:
                 "weights must be 'uniform' where a client is the unit, got 'size': a weight would release the size of "
                 "its data, which neighbours do not share"
             )
+        if federation.equal == "batch" and place != "local steps" and recipe.nominal_size is None:
+            raise ValueError(
+                "equal must be 'rate' where a client is the unit, got 'batch': the size of one client would decide the "
+                "sample rates of all others; or give a nominal_size"
+            )
         if place != "local steps" and self.method.rule.releases(1):
             raise ValueError("a client rule with releases of its own must have noise in the local steps as well")
         if self.exact and self.execution.engine not in ("auto", "one_by_one"):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..gradients.augmentation import global_draws
 from ..gradients.executor import Release, release_rows
-from ..plan.defense import NoisyPlan
+from ..plan.defense import NoisyPlan, StepPlan
 from ..privacy.sampling import Sampling
 from ..randomness.keys import global_generators
 from ..training.interrupts import HeldInterrupts
@@ -216,7 +216,9 @@ class OngoingFederation:
         self.trainer.round = known
         with global_generators(global_draws(self.setup.seed, number * tau), context.device):
             codec = s.method.messages.prepare(context)
-            known = replace(known, foreseen=state.foreseen.of_round(context, tau), codec=codec)
+            # An update's own release is what is sent: which numbers its local steps moved is no release.
+            foreseen = None if s.method.update is not None else state.foreseen.of_round(context, tau)
+            known = replace(known, foreseen=foreseen, codec=codec)
         self._refuse_cut_streams(known)
         s.method.messages.check(known)
         return RoundOutcome(known, self.schedule.rounds[number])
@@ -255,26 +257,30 @@ class OngoingFederation:
 
     def _message(self, client: Client, round: Round, result: LocalResult) -> Message:
         """Returns a client's message, and takes its rule to the end of the round."""
-        method, delta = self.settings.method, result.delta
+        method, delta, plans = self.settings.method, result.delta, result.step_plans
         if client.update is not None:
-            delta = self._released(client, client.update, round, delta)
+            delta, plans = self._released(client, client.update, round, delta)
         client.state, extras = self._rule.finish(client.state, round, delta)
         if extras and method.noise_place == "server":
             raise ValueError("a client rule must send nothing beside its update to a private average, got more")
-        message = method.messages.encode(delta, replace(round, plans=result.step_plans))
+        message = method.messages.encode(delta, replace(round, plans=plans))
         return with_extras(message, extras)
 
-    def _released(self, client: Client, stepper: Stepper, round: Round, delta: Tensor) -> Float[Tensor, " dim"]:
-        """Returns a client's displacement under the defense of updates, and charges it."""
+    def _released(
+        self, client: Client, stepper: Stepper, round: Round, delta: Tensor
+    ) -> tuple[Float[Tensor, " dim"], tuple[StepPlan, ...]]:
+        """Returns a client's displacement under the defense of updates, which is charged, and the executed plan."""
+        plans: list[StepPlan] = []
 
         def execute(plan: NoisyPlan) -> Release:
+            plans.append(plan.plan)
             if plan.plan.correlated is not None or plan.plan.trial is not None or plan.plan.start_at is not None:
                 raise ValueError("a defense of a client's update must be one release of one row")
             rows = delta.unsqueeze(0)
             return release_rows(plan, lambda point: rows, rows, client.noise)
 
         stepper.take(round.number, round.parameters, execute, client.account)
-        return stepper.update
+        return stepper.update, tuple(plans)
 
     def _aggregate(self, outcome: RoundOutcome) -> None:
         """Moves the global model by the replies of a round."""

@@ -158,7 +158,7 @@ class FederatedRun:
         known |= {"resumed": self.resumed, "repeated": self.repeated}
         assumes = (
             *assumptions(self.noise, ledger.sampling, **known, size_public=self.size_public and self.unit == "record"),
-            *filter(None, (_OF_UNIT[self.unit], self._of_server)),
+            *filter(None, (_OF_UNIT[self.unit], self._of_server, self._of_nominal_size)),
         )
         return replace(
             claim,
@@ -173,5 +173,12 @@ class FederatedRun:
             return ""
         return (
             "the server is trusted: it sees every client's update without noise; the number of clients, from which the "
-            "divisor of their sum follows, is public"
+            "divisor of their sum follows, is public, and so are global models; participants, losses and bytes of its "
+            "rounds are not"
         )
+
+    @property
+    def _of_nominal_size(self) -> str:
+        if self.size_public or self.unit != "record":
+            return ""
+        return "which clients have data is public: a record that is the only one of its client is not hidden"

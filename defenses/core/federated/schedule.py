@@ -5,8 +5,9 @@ joins each round independently with probability rho; a round may be empty. `part
 round of each cycle of ceil(1 / rho), the same in all cycles.
 
 Guarantee:
-    A schedule is independent of all data. It is public, so it amplifies nothing, except for `poisson` in a run whose
-    unit is a client: there it is drawn with a secret key, by the sampler that the ledger charges.
+    A schedule is independent of all data, and a client's losses of the other clients. It is public, so it amplifies
+    nothing, except for `poisson` in a run whose unit is a client: there it is drawn with a secret key, by the sampler
+    that the ledger charges.
 """
 
 from __future__ import annotations
@@ -151,11 +152,15 @@ class RoundSchedule:
         return min(self.lost.get((round, client), local_steps), local_steps)
 
     def check(self, federation: Federation, populated: Sequence[int]) -> None:
-        """Raises `ValueError` for a schedule of another length, an unknown client, a client without data or a repeat.
+        """Refuses a schedule that does not fit the run.
 
         Args:
             federation: the run's.
             populated: numbers of the clients with data.
+
+        Raises:
+            ValueError: for a schedule of another length, an unknown client, a client without data, a repeat, or a loss
+                after fewer than 0 steps.
         """
         if len(self.rounds) != federation.rounds:
             raise ValueError(f"schedule must have {federation.rounds} rounds, got {len(self.rounds)}")
@@ -163,6 +168,8 @@ class RoundSchedule:
             if len({*clients}) < len(clients) or {*clients} - {*populated}:
                 numbers = ", ".join(map(str, clients))
                 raise ValueError(f"round {number} of the schedule must have distinct clients with data, got {numbers}")
+        if self.lost and min(self.lost.values()) < 0:
+            raise ValueError(f"lost must be after at least 0 local steps, got {min(self.lost.values())}")
 
     def check_of_clients(self, federation: Federation, *, given: bool) -> None:
         """Refuses a schedule that is not the participation of clients which a ledger charges.
@@ -172,7 +179,8 @@ class RoundSchedule:
             given: whether the schedule was given, and not drawn with a secret key.
 
         Raises:
-            ValueError: for a given schedule under `poisson`, or a client that is twice in a cycle of a `partition`.
+            ValueError: for a given schedule under `poisson`, or a client that is not in the same round of every cycle
+                of a `partition`: its rounds would be closer than the ledger of correlated noise assumes.
         """
         if federation.participants == "poisson" and given:
             raise ValueError(
@@ -182,13 +190,15 @@ class RoundSchedule:
         if federation.participants != "partition":
             return
         cycle = federation.sampling_of_clients(1).steps_per_epoch
-        for first in range(0, len(self.rounds), cycle):
-            members = [client for clients in self.rounds[first : first + cycle] for client in clients]
-            if len({*members}) < len(members):
-                raise ValueError(
-                    f"a partition must have every client at most once in {cycle} rounds, got one more often in the "
-                    f"rounds from {first}; give participants='fixed'"
-                )
+        places: dict[int, int] = {}
+        for number, clients in enumerate(self.rounds):
+            for client in clients:
+                place = places.setdefault(client, number % cycle)
+                if place != number % cycle:
+                    raise ValueError(
+                        f"a partition must have a client in the same round of every {cycle}, got client {client} in "
+                        f"rounds {place} and {number % cycle} of them; give participants='fixed'"
+                    )
 
 
 def draw_schedule(federation: Federation, populated: Sequence[int], *, seed: int, key: int) -> RoundSchedule:
@@ -214,8 +224,11 @@ def draw_schedule(federation: Federation, populated: Sequence[int], *, seed: int
     lost = {}
     for number, members in enumerate(rounds):
         generator = keyed(seed_from(seed, "losses", number))
-        uniforms = torch.rand(2 * len(members), generator=generator, dtype=torch.float64).tolist()
-        for client, uniform, share in zip(members, uniforms[::2], uniforms[1::2], strict=True):
+        # By number, not by place in the round: otherwise a client that joins would decide which others are lost, and
+        # change their rows of a sum in which it is the unit.
+        uniforms = torch.rand(2 * max(members, default=-1) + 2, generator=generator, dtype=torch.float64).tolist()
+        for client in members:
+            uniform, share = uniforms[2 * client : 2 * client + 2]
             if uniform < federation.dropout:
                 lost[number, client] = min(federation.local_steps, int(share * (federation.local_steps + 1)))
     return RoundSchedule(tuple(rounds), lost)

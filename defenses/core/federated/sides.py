@@ -34,6 +34,7 @@ from .client import Elsewhere
 from .federated_settings import FederatedSettings
 from .messages.message import Message, from_arrays, to_arrays
 from .method import Federated
+from .private_average import PrivateAverage
 from .rounds import OngoingFederation, RoundOutcome
 from .schedule import Federation, RoundSchedule
 from .server_view import ForeseenPlans
@@ -132,18 +133,47 @@ class ClientSide:
                 f"number must be of a round after those that the client has taken, from {state.round} to {rounds - 1}, "
                 f"got {number}: a round is taken once"
             )
+        sent = {name.removeprefix(_BROADCAST): part for name, part in arrays.items() if name.startswith(_BROADCAST)}
+        self._refuse_missing(sent)
+        earlier = state.round, setup.schedule
         state.round, state.parameters = number, _parameters(arrays, state.parameters)
         state.foreseen = ForeseenPlans(federation.settings.method.client)  # of this round alone: others may be missed
         clients = [*setup.schedule.rounds]
         clients[number] = (self.number,)
-        setup.schedule = RoundSchedule(tuple(clients))
-        sent = {name.removeprefix(_BROADCAST): part for name, part in arrays.items() if name.startswith(_BROADCAST)}
-        outcome = federation.opened({name: _tensor(part, state.parameters) for name, part in sent.items()})
-        federation.take_part(state.clients[self.number], outcome)
-        setup.untrained.check()
-        state.round += 1
+        setup.schedule = replace(setup.schedule, rounds=tuple(clients))
+        try:
+            outcome = federation.opened({name: _tensor(part, state.parameters) for name, part in sent.items()})
+        except BaseException:  # no private example was read
+            state.round, setup.schedule = earlier
+            raise
+        client = state.clients[self.number]
+        before = client.account.ledger.steps
+        state.round += 1  # even if the round fails: its batches must not be drawn again
+        try:
+            federation.take_part(client, outcome)
+            setup.untrained.check()
+        except BaseException:
+            self._note_failure(number, client.account.ledger.steps - before)
+            raise
         setup.file.save(setup, nothing_since=True)
         return outcome.messages[self.number]
+
+    def _refuse_missing(self, sent: Arrays) -> None:
+        """Refuses a broadcast without a tensor that the server's rule sends, before a step reads it."""
+        rule = self._federation.settings.method.server
+        if isinstance(rule, PrivateAverage):
+            return
+        missing = sorted({*rule.broadcast(self._federation.state.server)} - {*sent})
+        if missing:
+            raise ValueError(f"arrays must have '{_BROADCAST}{missing[0]}' of the server's rule, got {sorted(sent)}")
+
+    def _note_failure(self, number: int, charged: int) -> None:
+        """Notes in the schedule how much of a round without a message was charged."""
+        federation, setup = self._federation.settings.federation, self._federation.setup
+        of_steps = self._federation.settings.method.noise_place == "local steps"
+        if charged < (federation.local_steps if of_steps else 1):
+            lost = {**setup.schedule.lost, (number, self.number): charged}
+            setup.schedule = replace(setup.schedule, lost=lost)
 
 
 def local_round(client: ClientSide, number: int, arrays: Arrays) -> dict[str, np.ndarray]:
@@ -158,7 +188,8 @@ def local_round(client: ClientSide, number: int, arrays: Arrays) -> dict[str, np
         The message, for `aggregate`.
 
     Raises:
-        ValueError: for a round that the client has taken or missed already, or a model of another size.
+        ValueError: for a round that the client has taken or missed already, a model of another size, or a broadcast
+            without what the server's rule sends. A round that fails after its first step is taken, and stays charged.
     """
     return to_arrays(client.take(number, arrays))
 

@@ -174,7 +174,8 @@ def _inside(part: object) -> Iterator[object]:
     for value in _attributes(part).values():
         for component in value if isinstance(value, tuple | list) else (value,):
             module = type(component).__module__
-            if module not in ("builtins", "torch") and not isinstance(component, Bound):
+            # A cache of an earlier run may hold a weak reference, which computes nothing.
+            if module not in ("builtins", "torch", "weakref") and not isinstance(component, Bound):
                 yield component
                 if f"{module}.".startswith(_BY_PACKAGE["method"]):
                     yield from _inside(component)

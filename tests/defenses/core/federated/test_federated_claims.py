@@ -6,6 +6,7 @@ from typing import Any
 
 import dp_accounting
 import pytest
+import torch
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
@@ -190,6 +191,29 @@ def test_weights_by_size_are_claimed_under_zero_out_and_a_nominal_size_keeps_siz
     for of_clients in (dp_fed_avg(noise_multiplier=1.0), local_noise_filter()):
         with pytest.raises(ValueError, match="weights must be 'uniform' where a client is the unit"):
             federated(of_clients, federation=by_size)
+
+
+def test_the_size_of_a_client_that_is_the_unit_decides_no_rate_of_others():
+    alike, method = replace(FEDERATION, equal="batch"), local_noise_filter()
+    for of_clients in (dp_fed_avg(noise_multiplier=1.0), method):
+        with pytest.raises(ValueError, match="equal must be 'rate' where a client is the unit, got 'batch'"):
+            federated(of_clients, federation=alike)
+    smaller = [*SHARDS[:3], tuple(part[:4] for part in SHARDS[3])]
+    for settings in ({}, {"federation": alike, "recipe": Recipe(nominal_size=12)}):
+        runs = [federated(method, shards=shards, **settings) for shards in (SHARDS, smaller)]
+        first, other = ({c: m.tensors["values"] for c, m in run.rounds[0].messages.items()} for run in runs)
+        assert first.keys() == other.keys()
+        assert all(torch.equal(first[client], other[client]) for client in first if client != 3)
+
+
+def test_a_nominal_size_hides_no_record_that_is_the_only_one_of_its_client():
+    assumes = federated(fed_avg(noise_multiplier=1.3), recipe=Recipe(nominal_size=12)).claim(1e-5).assumes
+    assert any("which clients have data is public" in sentence for sentence in assumes)
+
+
+def test_a_trusted_server_keeps_participants_and_losses_to_itself():
+    assumes = federated(dp_fed_avg(noise_multiplier=1.0)).claim(1e-5).assumes
+    assert any("participants, losses and bytes of its rounds are not" in sentence for sentence in assumes)
 
 
 def test_nothing_is_proved_where_local_steps_have_no_noise_or_no_bound():

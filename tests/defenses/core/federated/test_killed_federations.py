@@ -34,6 +34,7 @@ from leakbench.defenses.core import (
 from leakbench.defenses.core.federated import federation_file
 from leakbench.defenses.core.federated.federated_setup import FederatedSetup
 from leakbench.defenses.core.federated.rounds import OngoingFederation
+from leakbench.defenses.core.gradients import executor
 from leakbench.defenses.core.gradients.executor import Engine
 from leakbench.defenses.core.training import checkpoint as disk
 from leakbench.defenses.core.training import run_file
@@ -159,6 +160,11 @@ def check_same(first, other):
             assert all(a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs)
 
 
+def facts(found):
+    """What the record of a run says beside its claim."""
+    return found.engine, found.public_used, found.remarks, found.unverified, found.noise, found.empty, found.losses
+
+
 def charges(ledger):
     """(first step, steps, multiplier, times) of every entry."""
     return [(e.first, e.steps, e.noise_multiplier, e.times) for e in ledger.entries]
@@ -191,7 +197,9 @@ def test_a_run_that_is_broken_off_goes_on_bit_for_bit(name, tmp_path):
     within = run(method, checkpoint=tmp_path / "within", **settings)
     check_same(within, whole)
     assert within.resumed and within.repeated
-    check_same(run(method, checkpoint=tmp_path / "within", **settings), whole)  # finished, so nothing is taken again
+    finished = run(method, checkpoint=tmp_path / "within", **settings)  # so nothing is taken again
+    check_same(finished, whole)
+    assert facts(finished) == facts(within) == facts(whole)
 
 
 def test_a_run_that_is_killed_before_its_first_round_ends_and_twice_goes_on_bit_for_bit(tmp_path):
@@ -552,6 +560,21 @@ def test_another_processor_draws_other_noise(tmp_path, monkeypatch):
     killed(tmp_path / "c", releases=14)
     monkeypatch.setattr(run_file, "processor_name", lambda: "another")
     assert charges(run(checkpoint=tmp_path / "c").ledgers[0]) == [(0, 4, ONCE, 1), (4, 4, TWICE, 2)]
+
+
+def test_passes_are_of_the_same_size_again_whatever_memory_is_free_by_then(tmp_path, monkeypatch):
+    killed(tmp_path / "c", releases=14)
+    whole = run()
+    monkeypatch.setattr(executor, "MEMORY_BUDGET", 1)
+    check_same(run(checkpoint=tmp_path / "c"), whole)
+
+
+def test_steps_of_a_model_that_could_not_be_checked_stay_unverified_where_it_can_be(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "_describe", lambda self, choice: setattr(self, "unverified", "it did not run"))
+        killed(tmp_path / "c", after=2)
+    resumed = run(checkpoint=tmp_path / "c")
+    assert "it did not run" in resumed.unverified and "unverified_model" in resumed.remarks
 
 
 OTHERS = """

@@ -14,6 +14,7 @@ from leakbench.defenses.core import (
     Block,
     Context,
     Coordinates,
+    Defense,
     Everything,
     Federated,
     Federation,
@@ -293,3 +294,43 @@ def test_messages_of_central_methods_follow_from_their_plans():
             assert max(last.bytes_up.values()) < 4 * LAYOUT.dim
         assert {*last.bytes_down.values()} == {4 * LAYOUT.dim}
         assert run.bytes_up(0) == sum(record.bytes_up[0] for record in run.rounds)
+
+
+class Guided:
+    """Clients drop the coordinate of the largest gradient of the step before, which has no noise."""
+
+    def start(self, context):
+        return None
+
+    def plan(self, state, context):
+        kept = torch.arange(5, context.dim)
+        if context.update is not None:
+            kept = kept[kept != 5 + int(context.update[5:].abs().argmax())]
+        whole = torch.cat([torch.arange(5), kept])
+        return state, StepPlan(Block(codec=Coordinates(whole, dim=context.dim), bound=clip(1.0)))
+
+    def observe(self, state, context, noisy, update):
+        return state
+
+
+class FirstFive:
+    """Releases five coordinates of an update."""
+
+    def start(self, context):
+        return None
+
+    def plan(self, state, context):
+        return state, StepPlan(Block(codec=Coordinates(torch.arange(5), dim=context.dim), bound=clip(1.0)))
+
+    def observe(self, state, context, noisy, update):
+        return state
+
+
+def test_a_message_of_a_noisy_update_shows_nothing_of_the_local_steps_but_that_update():
+    method = Federated(client=Defense(Guided(), 0.0), update=Defense(FirstFive(), 1.3))
+    one_step = Federation(rounds=3, local_steps=1, participation=1.0)
+    run = federated(method, federation=one_step)
+    for record in run.rounds:
+        for message in record.messages.values():
+            assert (message.kind, message.bytes) == ("bitmap", 5 * 4 + 6)
+            assert message.tensors["bitmap"].tolist() == [0b11111000, 0, 0, 0, 0, 0]

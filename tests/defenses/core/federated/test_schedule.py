@@ -46,6 +46,17 @@ def test_losses_are_drawn_with_the_schedule_at_their_rate_and_after_any_number_o
     assert draw_schedule(Federation(rounds=9), TEN, seed=1, key=2).lost == {}
 
 
+def test_a_client_that_joins_decides_nothing_about_the_losses_of_others():
+    everybody = Federation(rounds=100, local_steps=3, participation=1.0, participants="poisson", dropout=0.4)
+    lost = draw_schedule(everybody, TEN, seed=1, key=2).lost
+    for absent in TEN:
+        others = [client for client in TEN if client != absent]
+        expected = {place: steps for place, steps in lost.items() if place[1] != absent}
+        assert draw_schedule(everybody, others, seed=1, key=2).lost == expected
+    some = draw_schedule(Federation(rounds=100, participation=0.5, local_steps=3, dropout=0.4), TEN, seed=1, key=2)
+    assert some.lost and some.lost.items() <= lost.items()
+
+
 def test_clients_without_data_are_in_no_round():
     schedule = draw_schedule(Federation(rounds=20, participation=0.5), [1, 4, 6, 9], seed=1, key=2)
     assert {client for members in schedule.rounds for client in members} == {1, 4, 6, 9}
@@ -73,3 +84,8 @@ def test_shapes_of_a_run_that_cannot_be_are_refused(settings, words):
 def test_a_schedule_of_repeats_is_refused():
     with pytest.raises(ValueError, match="must have distinct clients with data, got 1, 1"):
         RoundSchedule(((1, 1),)).check(Federation(rounds=1), TEN)
+
+
+def test_a_loss_before_the_round_is_refused():
+    with pytest.raises(ValueError, match="lost must be after at least 0 local steps, got -1"):
+        RoundSchedule(((1,),), {(0, 1): -1}).check(Federation(rounds=1), TEN)

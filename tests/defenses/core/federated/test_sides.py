@@ -18,6 +18,7 @@ from leakbench.defenses.core import (
     ClientSide,
     Federated,
     Federation,
+    Follow,
     PrivateAverage,
     Recipe,
     RoundSchedule,
@@ -252,6 +253,56 @@ def test_what_does_not_fit_is_refused_and_leaves_the_round_open(tmp_path):
     assert server.clients == ()
     with pytest.raises(ValueError, match="the run must have another round"):
         aggregate(server, {})
+
+
+@subtests("place", ["local steps", "update"])
+def test_a_round_that_fails_is_charged_and_not_taken_again(place, tmp_path, monkeypatch):
+    """Taken again, its steps would draw the batches of the first time, and a partition would charge them once."""
+    method = Federated(client=adaptive_clipping(**NOISY)) if place == "local steps" else local_noise_filter()
+    settings = {"sampling": partition(0.25)} if place == "local steps" else {}
+    client = client_of(0, method, checkpoint=tmp_path / "client", **settings)
+    arrays = ServerSide(network(), method, **common(settings)).arrays
+    local_round(client, 0, arrays)
+
+    class Failing(Exception):
+        pass
+
+    def fails(self, *arguments):
+        raise Failing
+
+    charges = {"correct": {"local steps": 1, "update": 0}, "finish": {"local steps": 4, "update": 1}}
+    for number, (where, expected) in enumerate(charges.items(), start=1):
+        charged = client.ledger.steps
+        with monkeypatch.context() as patch:
+            patch.setattr(Follow, where, fails)
+            with pytest.raises(Failing):
+                local_round(client, number, arrays)
+        assert client.ledger.steps - charged == expected[place]
+        with pytest.raises(ValueError, match="a round is taken once"):
+            local_round(client, number, arrays)
+
+
+def test_a_client_goes_on_from_its_file_after_a_round_that_failed(tmp_path, monkeypatch):
+    settings = {"federation": replace(FEDERATION, rounds=4)}
+    client = client_of(0, USUAL, checkpoint=tmp_path / "client", **settings)
+    arrays = ServerSide(network(), USUAL, **common(settings)).arrays
+    with monkeypatch.context() as patch:
+        patch.setattr(Follow, "correct", lambda self, *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            local_round(client, 0, arrays)
+    local_round(client, 1, arrays)
+    again = client_of(0, USUAL, checkpoint=tmp_path / "client", **settings)
+    assert again.ledger.entries == client.ledger.entries and again.ledger.steps == 5
+    local_round(again, 2, arrays)
+
+
+def test_a_broadcast_without_the_servers_control_variate_is_refused_before_a_step(tmp_path):
+    method = scaffold(**NOISY)
+    client, arrays = client_of(0, method), ServerSide(network(), method, **common({})).arrays
+    with pytest.raises(ValueError, match="arrays must have 'broadcast/control' of the server's rule"):
+        local_round(client, 0, {"parameters": arrays["parameters"]})
+    assert client.ledger.steps == 0
+    local_round(client, 0, arrays)
 
 
 def test_every_client_has_its_own_key_in_a_real_run():

@@ -28,6 +28,7 @@ from leakbench.defenses.core import (
 )
 from leakbench.defenses.core.training.assumptions import unverified
 from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.pcdp import pcdp
 from leakbench.defenses.rpdp import rpdp
 
 from ....parameters import subtests
@@ -285,3 +286,9 @@ def test_a_mask_of_others_is_found_before_a_codec_of_ours():
 
     codec = Masked(OwnMask(torch.arange(2), dim=4), Everything(2))
     assert "OwnMask" in unverified(plan=StepPlan(Block(codec=codec, bound=clip(1.0))))["unverified_codec"]
+
+
+def test_a_defense_that_has_run_before_is_still_ours():
+    """Its caches hold weak references to bases of the run before."""
+    defense = pcdp(rank=3, noise_multiplier=1.0)
+    assert [duties.trained(defense).remarks for _ in range(2)] == [(), ()]
