@@ -37,8 +37,8 @@ class FederatedSettings:
     recipe: Recipe
     execution: Execution
     keep_messages: bool
-    checkpoint: Path | None
-    checkpoint_every: int | None
+    checkpoint: Path | None = None
+    checkpoint_every: int | None = None
     progress: Callable[[int, int], None] | None
 
     @property
