@@ -32,6 +32,7 @@ from leakbench.defenses.core import (
     seeded,
 )
 from leakbench.defenses.core.gradients.executor import add_noise
+from leakbench.defenses.core.inputs import Inputs
 from leakbench.defenses.core.plan.bound import finite_rows
 from leakbench.defenses.core.randomness.noise import CipherNoise
 from leakbench.defenses.core.training.ongoing import OngoingRun
@@ -125,10 +126,10 @@ class SumsOwnRows(Engine):
         """Returns the sum to which noise is added; correct here."""
         return bound(rows).sum(dim=0)
 
-    def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, seed: int | None = None) -> Release:
+    def run(self, plan: NoisyPlan, inputs: Inputs, targets: Tensor, *, seed: int | None = None, **own: Any) -> Release:
         """Executes a plan with a single block of all coordinates."""
         if not len(inputs):
-            return super().run(plan, inputs, targets, seed=seed)
+            return super().run(plan, inputs, targets, seed=seed, **own)
         rows = self.gradients(inputs, targets, seed=seed)(None)
         total = self.summed(rows, plan.blocks[0].bound, seed)
         return self.noisy(plan, total, rows.dtype, seed)
@@ -206,7 +207,7 @@ class InnerProductNorms(SumsOwnRows):
     Models Can Be Strong Differentially Private Learners", ICLR 2022. Terms that cancel need the gradient itself.
     """
 
-    def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, seed: int | None = None) -> Release:
+    def run(self, plan: NoisyPlan, inputs: Inputs, targets: Tensor, *, seed: int | None = None, **own: Any) -> Release:
         """Executes a plan with a single block of all coordinates."""
         self._norms = self._by_inner_products(inputs, targets) if len(inputs) else torch.zeros(0)
         return super().run(plan, inputs, targets, seed=seed)
@@ -268,9 +269,9 @@ class MaskChanges(SumsOwnRows):
 class DividesByBatch(Engine):
     """Divides by the number of records that were drawn."""
 
-    def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, seed: int | None = None) -> Release:
+    def run(self, plan: NoisyPlan, inputs: Inputs, targets: Tensor, *, seed: int | None = None, **own: Any) -> Release:
         """Rescales the release, so that the loop's division by the expected batch gives the batch mean."""
-        out = super().run(plan, inputs, targets, seed=seed)
+        out = super().run(plan, inputs, targets, seed=seed, **own)
         factor = self._expected_batch / max(1, len(inputs))
         return Release(tuple(block * factor for block in out.noisy), out.total * factor)
 
@@ -279,7 +280,7 @@ class ViewsByPosition(Engine):
     """Keys the views of a record by its position in the batch."""
 
     def _entry_keys(
-        self, choice: Any, inputs: Tensor, targets: Tensor, views: int, seed: int | None
+        self, choice: Any, inputs: Inputs, targets: Tensor, views: int, seed: int | None
     ) -> Int64[Tensor, " entries"] | None:
         keys = super()._entry_keys(choice, inputs, targets, views, seed)
         if keys is None:

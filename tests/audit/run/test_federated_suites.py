@@ -57,6 +57,7 @@ def test_numbers_and_claims_of_every_record_can_be_computed_again(results):
 def test_an_epsilon_below_what_the_rounds_prove_is_noticed(results):
     _, records = results
     record = of(records, "fed_avg")
+    assert record.claim is not None and record.claim.epsilon is not None
     lower = dataclasses.replace(record, claim=dataclasses.replace(record.claim, epsilon=record.claim.epsilon * 0.9))
     assert "does not follow from its steps" in claim_fault(lower)
     content = json.loads(record.to_json())["task"]
@@ -104,4 +105,6 @@ def test_noise_of_the_operating_system_proves_the_same(tmp_path, results):
     text = TOY.replace("seeds = [0, 2]", "seeds = [0]\ncontrols = false").replace('{ name = "dp_fed_avg" },', "")
     records = run(text, tmp_path, secure_noise=True)
     assert {record.noise for record in records} == {"secure"}
-    assert of(records, "fed_avg").claim.epsilon == pytest.approx(of(results[1], "fed_avg").claim.epsilon)
+    fresh, seeded = (of(those, "fed_avg").claim for those in (records, results[1]))
+    assert fresh is not None and seeded is not None
+    assert fresh.epsilon == pytest.approx(seeded.epsilon)

@@ -31,7 +31,7 @@ def test_sizes_are_those_of_a_message_and_epsilons_of_all_clients():
 
 def test_an_infinite_epsilon_and_a_run_without_messages_have_reasons_and_no_value():
     scores = score_federation(CLIENTS | {"epsilon": [math.inf, 1.5, 0.0], "messages": [0, 0, 0]})
-    assert scores["epsilon_worst"].value is None and "infinite" in scores["epsilon_worst"].reason
+    assert scores["epsilon_worst"].value is None and "infinite" in (scores["epsilon_worst"].reason or "")
     assert scores["epsilon_median"].value == 1.5
     assert scores["bytes_up"].value is None and scores["bytes_up"].reason == "no message was sent"
 

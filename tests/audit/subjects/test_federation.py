@@ -174,7 +174,7 @@ def test_a_method_that_was_calibrated_has_no_unverified_part(tmp_path):
     text = SUITE.replace("noise_multiplier = 4.0", "epsilon = 3.0").replace('"fed_avg"', '"fed_pcdp", rank = 5')
     job = job_of(tmp_path, text, "fed_pcdp")
     outcome = FederatedModel(job.cells, CPU).outcome(job.cells[0])
-    assert outcome.flags == ["public_in_distribution"] and outcome.claim["unverified"] == ()
+    assert outcome.flags == ["public_in_distribution"] and (outcome.claim or {})["unverified"] == ()
 
 
 def test_a_loss_of_the_budget_would_be_flagged(outcomes, tmp_path, monkeypatch):
@@ -183,7 +183,7 @@ def test_a_loss_of_the_budget_would_be_flagged(outcomes, tmp_path, monkeypatch):
     job = job_of(tmp_path, text)
     subject = FederatedModel(job.cells, CPU)
     method, matched = subject.model.method
-    subject.model.method = (method.with_noise(method.noise_multiplier / 2), matched)
+    subject.model.method = (method.with_noise((method.noise_multiplier or 0.0) / 2), matched)
     assert "claim_violated" in subject.outcome(job.cells[0]).flags
     honest = FederatedModel(job.cells, CPU).outcome(job.cells[0])
-    assert "claim_violated" not in honest.flags and honest.claim["epsilon"] == pytest.approx(3.0, rel=0.01)
+    assert "claim_violated" not in honest.flags and (honest.claim or {})["epsilon"] == pytest.approx(3.0, rel=0.01)

@@ -63,6 +63,7 @@ def examples(name):
             grid = [values for key, values in suite.tune.grid.items() if key in suite.tunable(choice)]
             points = math.prod(map(len, grid)) * (1 if once else budgets)
         if suite.federated is None:
+            assert task.epochs is not None
             of_a_run = task.private * task.epochs
         else:
             federation = suite.federated.federation(steps_per_epoch=round(task.private / task.batch))
@@ -104,6 +105,7 @@ def test_every_figure_of_a_paper_stands_beside_a_cell(name):
 def test_the_statistics_of_handcrafted_features_cost_what_the_paper_pays_for_them():
     task = load("random_freeze_handcrafted").task
     assert task.statistics is not None and task.private is not None and task.batch is not None
+    assert task.epochs is not None
     before = FeatureStatistics(**task.statistics.model_dump()).plans()
     steps, sampling = round(task.epochs * task.private / task.batch), poisson(task.batch / task.private)
     papers = RdpAccountant()
@@ -117,7 +119,7 @@ def test_the_statistics_of_handcrafted_features_cost_what_the_paper_pays_for_the
 def test_the_head_on_public_features_costs_what_the_paper_pays_for_it():
     """The data are the reader's, so their sizes are those that the suite asks for."""
     task, small = load("random_freeze_transfer").task, load("random_freeze_transfer_small").task
-    assert task.private is not None
+    assert task.private is not None and task.epochs is not None
     steps, rate = round(task.epochs * task.private / task.batch), task.batch / task.private
     papers = RdpAccountant()
     papers.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(2.30)), steps)

@@ -259,7 +259,7 @@ def test_what_does_not_fit_is_refused_and_leaves_the_round_open(tmp_path):
 def test_a_round_that_fails_is_charged_and_not_taken_again(place, tmp_path, monkeypatch):
     """Taken again, its steps would draw the batches of the first time, and a partition would charge them once."""
     method = Federated(client=adaptive_clipping(**NOISY)) if place == "local steps" else local_noise_filter()
-    settings = {"sampling": partition(0.25)} if place == "local steps" else {}
+    settings: dict[str, Any] = {"sampling": partition(0.25)} if place == "local steps" else {}
     client = client_of(0, method, checkpoint=tmp_path / "client", **settings)
     arrays = ServerSide(network(), method, **common(settings)).arrays
     local_round(client, 0, arrays)
@@ -283,7 +283,7 @@ def test_a_round_that_fails_is_charged_and_not_taken_again(place, tmp_path, monk
 
 
 def test_a_client_goes_on_from_its_file_after_a_round_that_failed(tmp_path, monkeypatch):
-    settings = {"federation": replace(FEDERATION, rounds=4)}
+    settings: dict[str, Any] = {"federation": replace(FEDERATION, rounds=4)}
     client = client_of(0, USUAL, checkpoint=tmp_path / "client", **settings)
     arrays = ServerSide(network(), USUAL, **common(settings)).arrays
     with monkeypatch.context() as patch:
