@@ -11,8 +11,9 @@ The checks cover:
   refused, because it is a release without noise, and carries one batch into the next;
 * draws from a random generator, which depend on an example's place: refused, except draws by record
   (`drawn_functions.py`);
-* data-dependent control flow, in which Python code reads tensor values: such a model gets one example at a time, or
-  fixed answers if its branches lead to the same gradients (`branches.py`);
+* data-dependent control flow, in which Python code reads tensor values, and tensors whose shape depends on values, as
+  words that a mask selects: such a model gets one example at a time, or fixed answers if its branches lead to the same
+  gradients (`branches.py`);
 * examples that affect each other's gradients: in `choose.py`, by comparing batches with and without an example.
 
 This is a best-effort search: it finds effects that show on synthetic examples, in batches of a few sizes, including
@@ -37,9 +38,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules import module as _of_all_modules
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree  # private, as in `inputs.py`
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
 
-from ...inputs import called
+from ...inputs import called, tensors_in
 from ...randomness.record_draws import entries, one_pass
 from ..numerics.full_precision import refuse_half_precision
 from ..power_iteration import buffers_of_power_iterations
@@ -50,6 +53,8 @@ from .synthetic_examples import SyntheticBatch, mapped, tensors_of
 
 # ATen operations behind tensor.item(), bool(tensor) and torch.equal.
 _READS = {"_local_scalar_dense", "equal", "is_nonzero"}
+# Operations with an output of a shape that depends on values if it is one of their masks that does.
+_SELECTS = {"index", "masked_select"}
 # Functions that expose a tensor's memory: later reads of it are not PyTorch operations, and cannot be observed.
 _READS_AS_MEMORY = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"}
 
@@ -263,7 +268,7 @@ def _pass(model: nn.Module, loss: Loss, examples: SyntheticBatch) -> _PassFindin
         entries(examples.keys),
         _WatchMemory() as memory,
         one_pass() as drawn,
-        _Watch(model) as watch,
+        _Watch(model, (*tensors_in(examples.inputs), examples.targets)) as watch,
     ):
         outputs = called(model, examples.inputs)
         losses = loss(outputs, examples.targets)
@@ -349,11 +354,18 @@ class Untrained:
 
 
 class _Watch(TorchDispatchMode):
-    """Records operations that draw at random, and those that hand a value to Python."""
+    """Records operations that draw at random, and those that hand a value of an example to Python.
 
-    def __init__(self, model: nn.Module) -> None:
+    A shape that depends on values is such a value too: the number of words that a mask selects may be a multiple of the
+    number of examples in one batch and not in another, and on synthetic examples the mask may select all.
+    """
+
+    def __init__(self, model: nn.Module, of_examples: Sequence[Tensor]) -> None:
         super().__init__()
         self.random, self.reads = "", ""
+        # Tensors that depend on the examples: a constant mask selects the same of every batch.
+        self._dependent: Any = WeakIdKeyDictionary()
+        self._dependent.update(dict.fromkeys(of_examples))
         self._names = {module: name for name, module in model.named_modules()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -367,7 +379,20 @@ class _Watch(TorchDispatchMode):
             self.random = f"{self._under_way()} by {name}"
         if name in _READS and not self.reads:
             self.reads = name
-        return func(*args, **(kwargs or {}))
+        arguments = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        output = func(*args, **(kwargs or {}))
+        if any(value in self._dependent for value in arguments):
+            self._dependent.update(dict.fromkeys(tensors_of(output)))
+            if torch.Tag.dynamic_output_shape in func.tags and not self.reads and self._selects(name, arguments):
+                self.reads = name
+        return output
+
+    def _selects(self, name: str, arguments: Sequence[Tensor]) -> bool:
+        """Returns whether the shape of an operation's output depends on values of the examples."""
+        if name not in _SELECTS:
+            return True
+        masks = [value for value in arguments[1:] if value.dtype in (torch.bool, torch.uint8)]
+        return any(value in self._dependent for value in masks)
 
     def _under_way(self) -> str:
         """Returns the layer whose code is running: the innermost in Python's call stack."""

@@ -118,6 +118,26 @@ class NaNCheck(nn.Module):
         return x
 
 
+class Packed(nn.Module):
+    """Drops the padding of sequences, zeros, and puts the rest behind one another in a batch of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        valid = (x != 0).any(dim=-1)
+        packed = torch.tanh(self.inner(x[valid]))
+        return self.out(x.new_zeros(*x.shape[:2], 8).masked_scatter(valid.unsqueeze(-1), packed).mean(dim=1))
+
+
+class ConstantMask(nn.Module):
+    """Selects the same columns of every batch."""
+
+    def forward(self, x):
+        return x * x[:, torch.arange(8) < 1]
+
+
 class ZeroGates(nn.Module):
     """Takes part of the batch's mean off, behind two gates that are shut before training opens them."""
 
@@ -154,6 +174,26 @@ def test_what_mixes_the_examples_of_a_batch_is_found_and_kept_apart(layer, loss,
     change, engine = moved(network(layer()), loss)
     assert change <= 1 + 1e-4
     assert engine.startswith(note)
+
+
+def test_words_that_a_mask_selects_are_given_to_their_own_examples():
+    """Synthetic inputs have no padding; of this batch, four words for each example remain on average."""
+    model = Packed()
+    inputs, targets = torch.randn(4, 6, 4), torch.tensor([0, 1, 2, 0])
+    for example, length in enumerate((2, 4, 5, 5)):
+        inputs[example, length:] = 0
+    engine = Engine(model, expected_batch=4)
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(CLIP)))
+    whole, rest = (engine.run(plan.at(0.0), inputs[k:], targets[k:]).total for k in (0, 1))
+    own = engine.run(plan.at(0.0), inputs[:1], targets[:1]).total
+    assert engine.name == "one_by_one (no layerwise: reads values of its inputs, by index)"
+    assert float((whole - rest - own).norm()) <= 1e-5 * CLIP
+    with pytest.raises(ValueError, match="engine 'layerwise' cannot run this model: reads values of its inputs"):
+        Engine(model, engine="layerwise").run(plan.at(0.0), inputs, targets)
+
+
+def test_a_constant_mask_reads_no_value():
+    assert moved(network(ConstantMask()))[1] == "layerwise"
 
 
 def test_without_the_checks_they_would_have_been_mixed():
