@@ -76,10 +76,12 @@ class Findings:
     Attributes:
         reads: the operation that hands a tensor value to Python; empty if none does.
         draws: True if a random layer draws, keyed by record.
+        numbers: length of a loss that has as many numbers for any number of examples; 0 for other losses.
     """
 
     reads: str
     draws: bool
+    numbers: int = 0
 
 
 def refuse_model(model: nn.Module) -> None:
@@ -147,7 +149,19 @@ def try_passes(model: nn.Module, loss: Loss, examples: SyntheticBatch) -> Findin
             "draw by dropout, torch.rand, torch.randn or torch.bernoulli, without a generator and with the batch as "
             "first dimension, or put that layer in evaluation mode"
         )
-    return Findings(first.reads, first.draws)
+    return Findings(first.reads, first.draws, _fixed_numbers(model, loss, examples, begun.losses.shape))
+
+
+def _fixed_numbers(model: nn.Module, loss: Loss, examples: SyntheticBatch, shape: torch.Size) -> int:
+    """Returns the length of a loss of a batch if it is the same for a single example, such as a mean by position.
+
+    Engines of whole batches take a loss of as many numbers as examples for a loss of each. Such a mean has their number
+    by chance, and divides every example's gradient by it.
+    """
+    if len(shape) != 1 or shape[0] in (1, len(examples.keys)):
+        return 0
+    first = examples.chosen(torch.arange(1, device=examples.keys.device))
+    return shape[0] if _pass(model, loss, first).losses.shape == shape else 0
 
 
 def try_first(model: nn.Module, loss: Loss, begun: SyntheticBatch, examples: SyntheticBatch) -> None:

@@ -156,9 +156,15 @@ def class_means(outputs, targets):
     return functional.cross_entropy(outputs, targets, reduction="none") + (outputs - means).square().sum(dim=1)
 
 
+def mean_by_output(outputs, targets):
+    """A number for each output, whatever the number of examples."""
+    return (outputs - targets.unsqueeze(1)).square().mean(dim=0)
+
+
 @subtests(
     ("layer", "loss", "note"),
     [
+        (nn.Tanh, mean_by_output, "torch.func (no layerwise: its loss has 3 numbers for any number of examples"),
         (Capacity, cross_entropy, "torch.func (no layerwise: "),
         (nn.Tanh, class_means, "torch.func (no layerwise: differs from the reference by"),
         (BySize, cross_entropy, "torch.func (no layerwise: in a batch of "),
@@ -190,6 +196,17 @@ def test_words_that_a_mask_selects_are_given_to_their_own_examples():
     assert float((whole - rest - own).norm()) <= 1e-5 * CLIP
     with pytest.raises(ValueError, match="engine 'layerwise' cannot run this model: reads values of its inputs"):
         Engine(model, engine="layerwise").run(plan.at(0.0), inputs, targets)
+
+
+def test_a_batch_with_as_many_examples_as_its_loss_has_numbers_is_like_any_other():
+    """Here 11, so that no size of the checks is the same by chance."""
+    model, inputs, targets = nn.Linear(4, 11), torch.randn(11, 4), torch.zeros(11)
+    engine = Engine(model, loss=mean_by_output, expected_batch=3)
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(CLIP))).at(0.0)
+    whole, rest = engine.run(plan, inputs, targets).total, engine.run(plan, inputs[1:], targets[1:]).total
+    assert float((whole - rest).norm()) <= CLIP * (1 + 1e-4)
+    with pytest.raises(ValueError, match="its loss has 11 numbers for any number of examples"):
+        Engine(model, loss=mean_by_output, engine="layerwise").run(plan, inputs, targets)
 
 
 def test_a_constant_mask_reads_no_value():
