@@ -426,8 +426,8 @@ class _Trial:
             return
         if numbers := self.findings.numbers:
             raise Unsupported(
-                f"its loss has {numbers} numbers for any number of examples, and of {numbers} they would be taken for one "
-                "loss each"
+                f"its loss has {numbers} numbers for any number of examples: of {numbers} it would be "
+                "taken for one of each"
             )
         if self._own != self._dtype:
             self._run_in_own_precision(kind)
