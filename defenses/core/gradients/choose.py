@@ -424,6 +424,8 @@ class _Trial:
             raise Unsupported(f"differs from the reference by {error:.1e} of the largest entry in {precision}")
         if kind is TorchFunc:  # vmap calls the model with a single example, so no other can affect its gradient
             return
+        if orders := self.findings.orders:
+            raise Unsupported(f"selects examples of the batch by their values, by {orders}")
         if numbers := self.findings.numbers:
             raise Unsupported(
                 f"its loss has {numbers} numbers for any number of examples: of {numbers} it would be "

@@ -14,6 +14,8 @@ The checks cover:
 * data-dependent control flow, in which Python code reads tensor values, and tensors whose shape depends on values, as
   words that a mask selects: such a model gets one example at a time, or fixed answers if its branches lead to the same
   gradients (`branches.py`);
+* examples that change places by their values, as sorted by length: kept apart, by an engine that calls the model with
+  one example;
 * examples that affect each other's gradients: in `choose.py`, by comparing batches with and without an example.
 
 This is a best-effort search: it finds effects that show on synthetic examples, in batches of a few sizes, including
@@ -55,6 +57,8 @@ from .synthetic_examples import SyntheticBatch, mapped, tensors_of
 _READS = {"_local_scalar_dense", "equal", "is_nonzero"}
 # Operations with an output of a shape that depends on values if it is one of their masks that does.
 _SELECTS = {"index", "masked_select"}
+# Operations that select entries of a tensor by their numbers.
+_BY_PLACE = {"index", "index_select", "gather"}
 # Functions that expose a tensor's memory: later reads of it are not PyTorch operations, and cannot be observed.
 _READS_AS_MEMORY = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"}
 
@@ -77,11 +81,13 @@ class Findings:
         reads: the operation that hands a tensor value to Python; empty if none does.
         draws: True if a random layer draws, keyed by record.
         numbers: length of a loss that has as many numbers for any number of examples; 0 for other losses.
+        orders: the operation that selects examples of the batch by their values; empty if none does.
     """
 
     reads: str
     draws: bool
     numbers: int = 0
+    orders: str = ""
 
 
 def refuse_model(model: nn.Module) -> None:
@@ -149,7 +155,8 @@ def try_passes(model: nn.Module, loss: Loss, examples: SyntheticBatch) -> Findin
             "draw by dropout, torch.rand, torch.randn or torch.bernoulli, without a generator and with the batch as "
             "first dimension, or put that layer in evaluation mode"
         )
-    return Findings(first.reads, first.draws, _fixed_numbers(model, loss, examples, begun.losses.shape))
+    numbers = _fixed_numbers(model, loss, examples, begun.losses.shape)
+    return Findings(first.reads, first.draws, numbers, first.orders)
 
 
 def _fixed_numbers(model: nn.Module, loss: Loss, examples: SyntheticBatch, shape: torch.Size) -> int:
@@ -263,6 +270,7 @@ class _PassFindings:
         random: the layer that drew at random, and the operation; empty if none did.
         reads: the operation by which a value was handed to Python; empty if none was.
         draws: True if something was drawn by record.
+        orders: the operation that selected examples of the batch by their values; empty if none did.
     """
 
     outputs: Any
@@ -271,6 +279,7 @@ class _PassFindings:
     random: str
     reads: str
     draws: bool
+    orders: str
 
 
 def _pass(model: nn.Module, loss: Loss, examples: SyntheticBatch) -> _PassFindings:
@@ -292,9 +301,9 @@ def _pass(model: nn.Module, loss: Loss, examples: SyntheticBatch) -> _PassFindin
     none = losses.new_zeros(2)
     summaries = [none if g is None else torch.stack([g.sum(), g.norm()]).to(none) for g in gradients]
     draws = drawn is not None and drawn.calls > 0
-    return _PassFindings(
-        outputs, losses.detach(), torch.stack([none, *summaries]), watch.random, watch.reads or memory.reads, draws
-    )
+    gradients = torch.stack([none, *summaries])
+    reads = watch.reads or memory.reads
+    return _PassFindings(outputs, losses.detach(), gradients, watch.random, reads, draws, watch.orders)
 
 
 def fresh(model: nn.Module) -> nn.Module:
@@ -376,7 +385,8 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self, model: nn.Module, of_examples: Sequence[Tensor]) -> None:
         super().__init__()
-        self.random, self.reads = "", ""
+        self.random, self.reads, self.orders = "", "", ""
+        self._size = len(of_examples[0])
         # Tensors that depend on the examples: a constant mask selects the same of every batch.
         self._dependent: Any = WeakIdKeyDictionary()
         self._dependent.update(dict.fromkeys(of_examples))
@@ -399,7 +409,24 @@ class _Watch(TorchDispatchMode):
             self._dependent.update(dict.fromkeys(tensors_of(output)))
             if torch.Tag.dynamic_output_shape in func.tags and not self.reads and self._selects(name, arguments):
                 self.reads = name
+            if not self.orders and self._reorders(name, args, kwargs or {}):
+                self.orders = name
         return output
+
+    def _reorders(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Returns whether an operation selects entries of the batch at places that depend on the examples.
+
+        Sorted by their lengths, say, examples of equal lengths stay where they are, and others do not.
+        """
+        if name not in _BY_PLACE or self._size == 1 or len(args) < 2:
+            return False
+        source, dim = args[0], kwargs.get("dim", args[1])
+        if name == "index":
+            places = args[1][0]
+        else:
+            places = kwargs.get("index", args[-1]) if dim in (0, -source.dim()) else None
+        of_batch = source.dim() and source.shape[0] % self._size == 0 and source in self._dependent
+        return bool(of_batch and isinstance(places, Tensor) and places in self._dependent)
 
     def _selects(self, name: str, arguments: Sequence[Tensor]) -> bool:
         """Returns whether the shape of an operation's output depends on values of the examples."""

@@ -131,6 +131,22 @@ class Packed(nn.Module):
         return self.out(x.new_zeros(*x.shape[:2], 8).masked_scatter(valid.unsqueeze(-1), packed).mean(dim=1))
 
 
+class SortedByLength(nn.Module):
+    """Calls its layer on the batch sorted by the number of zeros, and restores the order: synthetic inputs have none."""
+
+    def __init__(self, select):
+        super().__init__()
+        self.inner, self.out, self.select = nn.Linear(6, 8), nn.Linear(8, 3), select
+
+    def forward(self, x):
+        order = (x == 0).sum(dim=1).argsort(stable=True)
+        return self.out(self.select(torch.tanh(self.inner(self.select(x, order))), order.argsort()))
+
+
+def gathered(values, places):
+    return values.gather(0, places.unsqueeze(1).expand(values.shape))
+
+
 class ConstantMask(nn.Module):
     """Selects the same columns of every batch."""
 
@@ -196,6 +212,19 @@ def test_words_that_a_mask_selects_are_given_to_their_own_examples():
     assert float((whole - rest - own).norm()) <= 1e-5 * CLIP
     with pytest.raises(ValueError, match="engine 'layerwise' cannot run this model: reads values of its inputs"):
         Engine(model, engine="layerwise").run(plan.at(0.0), inputs, targets)
+
+
+@subtests("select", [lambda x, i: x[i], lambda x, i: x.index_select(0, i), gathered])
+def test_examples_that_a_model_sorts_keep_their_own_gradients(select):
+    model, inputs = SortedByLength(select), DATA[0][:6].clone()
+    inputs[0, :2] = inputs[3, 0] = 0
+    engine = Engine(model, expected_batch=6)
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(CLIP))).at(0.0)
+    whole, rest = (engine.run(plan, inputs[k:], DATA[1][k:6]).total for k in (0, 1))
+    assert engine.name.startswith("torch.func (no layerwise: selects examples of the batch by their values, by ")
+    assert float((whole - rest).norm()) <= CLIP * (1 + 1e-4)
+    with pytest.raises(ValueError, match="selects examples of the batch by their values"):
+        Engine(model, engine="layerwise").run(plan, inputs, DATA[1][:6])
 
 
 def test_a_batch_with_as_many_examples_as_its_loss_has_numbers_is_like_any_other():
