@@ -301,9 +301,8 @@ def _pass(model: nn.Module, loss: Loss, examples: SyntheticBatch) -> _PassFindin
     none = losses.new_zeros(2)
     summaries = [none if g is None else torch.stack([g.sum(), g.norm()]).to(none) for g in gradients]
     draws = drawn is not None and drawn.calls > 0
-    gradients = torch.stack([none, *summaries])
-    reads = watch.reads or memory.reads
-    return _PassFindings(outputs, losses.detach(), gradients, watch.random, reads, draws, watch.orders)
+    sizes, reads = torch.stack([none, *summaries]), watch.reads or memory.reads
+    return _PassFindings(outputs, losses.detach(), sizes, watch.random, reads, draws, watch.orders)
 
 
 def fresh(model: nn.Module) -> nn.Module:
@@ -421,10 +420,9 @@ class _Watch(TorchDispatchMode):
         if name not in _BY_PLACE or self._size == 1 or len(args) < 2:
             return False
         source, dim = args[0], kwargs.get("dim", args[1])
-        if name == "index":
-            places = args[1][0]
-        else:
-            places = kwargs.get("index", args[-1]) if dim in (0, -source.dim()) else None
+        places: Any = args[1][0] if name == "index" else kwargs.get("index", args[-1])
+        if name != "index" and dim not in (0, -source.dim()):
+            return False
         of_batch = source.dim() and source.shape[0] % self._size == 0 and source in self._dependent
         return bool(of_batch and isinstance(places, Tensor) and places in self._dependent)
 

@@ -132,7 +132,7 @@ class Packed(nn.Module):
 
 
 class SortedByLength(nn.Module):
-    """Calls its layer on the batch sorted by the number of zeros, and restores the order: synthetic inputs have none."""
+    """Calls a layer on the batch sorted by the number of zeros, of which synthetic inputs have none."""
 
     def __init__(self, select):
         super().__init__()
