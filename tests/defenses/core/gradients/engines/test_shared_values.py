@@ -343,3 +343,28 @@ def test_an_embedding_that_changes_its_weight_gets_no_batch():
     numbers, targets = torch.randint(0, 1999, (6, LENGTH)), torch.randint(0, CLASSES, (6,))
     with pytest.raises(ValueError, match="must"):
         choose("layerwise", model, cross_entropy, Layout.of(model), numbers, targets)
+
+
+class Tied(nn.Module):
+    """Three layers, the third with the weight of another, which a function uses too."""
+
+    def __init__(self, other: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3)])
+        self.layers[2].weight = self.layers[other].weight
+        self.out = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, inputs):
+        hidden = inputs
+        for layer in self.layers:
+            hidden = torch.tanh(layer(hidden))
+        return self.out(hidden + functional.linear(inputs, self.layers[2].weight))
+
+
+def test_models_that_tie_other_weights_are_checked_by_themselves():
+    """Names and shapes of their parameters are the same, and so are their other attributes."""
+    for other in (0, 1):
+        made = synthetic(Tied(other), (WIDTH,), 5)
+        choice = chosen(made)
+        assert choice.note == f"layerwise (expanded: functions use 'layers.{other}.weight' beside its layer)"
+        assert_same_rows(choice.engine.rows(made.inputs, made.targets), by_loop(made))
