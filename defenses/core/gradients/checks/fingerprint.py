@@ -96,8 +96,8 @@ def digest(*values: object, hidden: Hidden = "refuse") -> str:
 def architecture(model: nn.Module) -> Iterator[tuple[str, object]]:
     """Yields (place, content) of a model, except the values that a checkpoint restores.
 
-    The content is each module's class, attributes and mode, each parameter's first place, shape, dtype and whether it is
-    trained, and each buffer's shape and dtype, or its values if `state_dict` omits it.
+    The content is each module's class, attributes and mode, each parameter's first place, shape, dtype and whether it
+    is trained, and each buffer's shape and dtype, or its values if `state_dict` omits it.
     """
     saved, first = set(model.state_dict()), {id(parameter): name for name, parameter in model.named_parameters()}
     for name, module in model.named_modules(remove_duplicate=False):  # a layer may be called in two places
