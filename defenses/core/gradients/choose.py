@@ -424,6 +424,13 @@ class _Trial:
             raise Unsupported(f"differs from the reference by {error:.1e} of the largest entry in {precision}")
         if kind is TorchFunc:  # vmap calls the model with a single example, so no other can affect its gradient
             return
+        if orders := self.findings.orders:
+            raise Unsupported(f"selects examples of the batch by their values, by {orders}")
+        if numbers := self.findings.numbers:
+            raise Unsupported(
+                f"its loss has {numbers} numbers for any number of examples: of {numbers} it would be "
+                "taken for one of each"
+            )
         if self._own != self._dtype:
             self._run_in_own_precision(kind)
         # Sizes of the run, because a model may mix examples in large batches only (mixture of experts with limited

@@ -96,16 +96,16 @@ def digest(*values: object, hidden: Hidden = "refuse") -> str:
 def architecture(model: nn.Module) -> Iterator[tuple[str, object]]:
     """Yields (place, content) of a model, except the values that a checkpoint restores.
 
-    The content is each module's class, attributes and mode, each parameter's shape, dtype and whether it is trained,
-    and each buffer's shape and dtype, or its values if `state_dict` omits it.
+    The content is each module's class, attributes and mode, each parameter's first place, shape, dtype and whether it
+    is trained, and each buffer's shape and dtype, or its values if `state_dict` omits it.
     """
-    saved = set(model.state_dict())
+    saved, first = set(model.state_dict()), {id(parameter): name for name, parameter in model.named_parameters()}
     for name, module in model.named_modules(remove_duplicate=False):  # a layer may be called in two places
         yield f"{name}:class", type(module)
         for key, value in own_attributes(module).items():
             yield f"{name}.{key}", value
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        yield name, (tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
+        yield name, (first[id(parameter)], tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
     for name, buffer in model.named_buffers(remove_duplicate=False):
         yield name, (tuple(buffer.shape), buffer.dtype) if name in saved else buffer
 

@@ -11,8 +11,11 @@ The checks cover:
   refused, because it is a release without noise, and carries one batch into the next;
 * draws from a random generator, which depend on an example's place: refused, except draws by record
   (`drawn_functions.py`);
-* data-dependent control flow, in which Python code reads tensor values: such a model gets one example at a time, or
-  fixed answers if its branches lead to the same gradients (`branches.py`);
+* data-dependent control flow, in which Python code reads tensor values, and tensors whose shape depends on values, as
+  words that a mask selects: such a model gets one example at a time, or fixed answers if its branches lead to the same
+  gradients (`branches.py`);
+* examples that change places by their values, as sorted by length: kept apart, by an engine that calls the model with
+  one example;
 * examples that affect each other's gradients: in `choose.py`, by comparing batches with and without an example.
 
 This is a best-effort search: it finds effects that show on synthetic examples, in batches of a few sizes, including
@@ -37,9 +40,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules import module as _of_all_modules
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree  # private, as in `inputs.py`
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
 
-from ...inputs import called
+from ...inputs import called, tensors_in
 from ...randomness.record_draws import entries, one_pass
 from ..numerics.full_precision import refuse_half_precision
 from ..power_iteration import buffers_of_power_iterations
@@ -50,6 +55,10 @@ from .synthetic_examples import SyntheticBatch, mapped, tensors_of
 
 # ATen operations behind tensor.item(), bool(tensor) and torch.equal.
 _READS = {"_local_scalar_dense", "equal", "is_nonzero"}
+# Operations with an output of a shape that depends on values if it is one of their masks that does.
+_SELECTS = {"index", "masked_select"}
+# Operations that select entries of a tensor by their numbers.
+_BY_PLACE = {"index", "index_select", "gather"}
 # Functions that expose a tensor's memory: later reads of it are not PyTorch operations, and cannot be observed.
 _READS_AS_MEMORY = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"}
 
@@ -71,10 +80,14 @@ class Findings:
     Attributes:
         reads: the operation that hands a tensor value to Python; empty if none does.
         draws: True if a random layer draws, keyed by record.
+        numbers: length of a loss that has as many numbers for any number of examples; 0 for other losses.
+        orders: the operation that selects examples of the batch by their values; empty if none does.
     """
 
     reads: str
     draws: bool
+    numbers: int = 0
+    orders: str = ""
 
 
 def refuse_model(model: nn.Module) -> None:
@@ -142,7 +155,20 @@ def try_passes(model: nn.Module, loss: Loss, examples: SyntheticBatch) -> Findin
             "draw by dropout, torch.rand, torch.randn or torch.bernoulli, without a generator and with the batch as "
             "first dimension, or put that layer in evaluation mode"
         )
-    return Findings(first.reads, first.draws)
+    numbers = _fixed_numbers(model, loss, examples, begun.losses.shape)
+    return Findings(first.reads, first.draws, numbers, first.orders)
+
+
+def _fixed_numbers(model: nn.Module, loss: Loss, examples: SyntheticBatch, shape: torch.Size) -> int:
+    """Returns the length of a loss of a batch if it is the same for a single example, such as a mean by position.
+
+    Engines of whole batches take a loss of as many numbers as examples for a loss of each. Such a mean has their number
+    by chance, and divides every example's gradient by it.
+    """
+    if len(shape) != 1 or shape[0] in (1, len(examples.keys)):
+        return 0
+    first = examples.chosen(torch.arange(1, device=examples.keys.device))
+    return shape[0] if _pass(model, loss, first).losses.shape == shape else 0
 
 
 def try_first(model: nn.Module, loss: Loss, begun: SyntheticBatch, examples: SyntheticBatch) -> None:
@@ -244,6 +270,7 @@ class _PassFindings:
         random: the layer that drew at random, and the operation; empty if none did.
         reads: the operation by which a value was handed to Python; empty if none was.
         draws: True if something was drawn by record.
+        orders: the operation that selected examples of the batch by their values; empty if none did.
     """
 
     outputs: Any
@@ -252,6 +279,7 @@ class _PassFindings:
     random: str
     reads: str
     draws: bool
+    orders: str
 
 
 def _pass(model: nn.Module, loss: Loss, examples: SyntheticBatch) -> _PassFindings:
@@ -263,7 +291,7 @@ def _pass(model: nn.Module, loss: Loss, examples: SyntheticBatch) -> _PassFindin
         entries(examples.keys),
         _WatchMemory() as memory,
         one_pass() as drawn,
-        _Watch(model) as watch,
+        _Watch(model, (*tensors_in(examples.inputs), examples.targets)) as watch,
     ):
         outputs = called(model, examples.inputs)
         losses = loss(outputs, examples.targets)
@@ -273,9 +301,8 @@ def _pass(model: nn.Module, loss: Loss, examples: SyntheticBatch) -> _PassFindin
     none = losses.new_zeros(2)
     summaries = [none if g is None else torch.stack([g.sum(), g.norm()]).to(none) for g in gradients]
     draws = drawn is not None and drawn.calls > 0
-    return _PassFindings(
-        outputs, losses.detach(), torch.stack([none, *summaries]), watch.random, watch.reads or memory.reads, draws
-    )
+    sizes, reads = torch.stack([none, *summaries]), watch.reads or memory.reads
+    return _PassFindings(outputs, losses.detach(), sizes, watch.random, reads, draws, watch.orders)
 
 
 def fresh(model: nn.Module) -> nn.Module:
@@ -349,11 +376,19 @@ class Untrained:
 
 
 class _Watch(TorchDispatchMode):
-    """Records operations that draw at random, and those that hand a value to Python."""
+    """Records operations that draw at random, and those that hand a value of an example to Python.
 
-    def __init__(self, model: nn.Module) -> None:
+    A shape that depends on values is such a value too: the number of words that a mask selects may be a multiple of the
+    number of examples in one batch and not in another, and on synthetic examples the mask may select all.
+    """
+
+    def __init__(self, model: nn.Module, of_examples: Sequence[Tensor]) -> None:
         super().__init__()
-        self.random, self.reads = "", ""
+        self.random, self.reads, self.orders = "", "", ""
+        self._size = len(of_examples[0])
+        # Tensors that depend on the examples: a constant mask selects the same of every batch.
+        self._dependent: Any = WeakIdKeyDictionary()
+        self._dependent.update(dict.fromkeys(of_examples))
         self._names = {module: name for name, module in model.named_modules()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -367,7 +402,36 @@ class _Watch(TorchDispatchMode):
             self.random = f"{self._under_way()} by {name}"
         if name in _READS and not self.reads:
             self.reads = name
-        return func(*args, **(kwargs or {}))
+        arguments = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        output = func(*args, **(kwargs or {}))
+        if any(value in self._dependent for value in arguments):
+            self._dependent.update(dict.fromkeys(tensors_of(output)))
+            if torch.Tag.dynamic_output_shape in func.tags and not self.reads and self._selects(name, arguments):
+                self.reads = name
+            if not self.orders and self._reorders(name, args, kwargs or {}):
+                self.orders = name
+        return output
+
+    def _reorders(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Returns whether an operation selects entries of the batch at places that depend on the examples.
+
+        Sorted by their lengths, say, examples of equal lengths stay where they are, and others do not.
+        """
+        if name not in _BY_PLACE or self._size == 1 or len(args) < 2:
+            return False
+        source, dim = args[0], kwargs.get("dim", args[1])
+        places: Any = args[1][0] if name == "index" else kwargs.get("index", args[-1])
+        if name != "index" and dim not in (0, -source.dim()):
+            return False
+        of_batch = source.dim() and source.shape[0] % self._size == 0 and source in self._dependent
+        return bool(of_batch and isinstance(places, Tensor) and places in self._dependent)
+
+    def _selects(self, name: str, arguments: Sequence[Tensor]) -> bool:
+        """Returns whether the shape of an operation's output depends on values of the examples."""
+        if name not in _SELECTS:
+            return True
+        masks = [value for value in arguments[1:] if value.dtype in (torch.bool, torch.uint8)]
+        return any(value in self._dependent for value in masks)
 
     def _under_way(self) -> str:
         """Returns the layer whose code is running: the innermost in Python's call stack."""

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass  # what `Tensor.__torch_function__` itself uses
+from torch.nn import functional
 
 from ..engines.interface import Unsupported
 
@@ -352,6 +353,7 @@ def _mapped(
     meeting: Meeting, func: Any, args: Any, kwargs: Any, entries: int, copied: Callable[[SharedValue], Tensor]
 ) -> Any:
     """Calls a function for each entry by itself, each with its own copies, as on a batch of one."""
+    of_entry = _OF_ENTRY.get(func, func)
     tensors, places = [], []
     for value, side in zip(tensors_among((args, kwargs)), meeting.sides, strict=True):
         if isinstance(value, SharedValue):
@@ -364,9 +366,48 @@ def _mapped(
     def of_one(*values: Tensor) -> Any:
         remaining = iter(values)
         own_args, own_kwargs = replaced((args, kwargs), lambda _value: next(remaining))
-        return func(*own_args, **own_kwargs)
+        return of_entry(*own_args, **own_kwargs)
 
     with DisableTorchFunctionSubclass():
         outputs = torch.vmap(of_one, in_dims=tuple(places))(*tensors)
     dim = meeting.side.dim
     return replaced(outputs, lambda output: output.movedim(0, dim).flatten(dim, dim + 1))
+
+
+def _embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """Returns what `functional.embedding` does; arguments are the same.
+
+    Under `vmap` PyTorch applies its padding index to the first entry of a batch alone (2.14).
+
+    Raises:
+        Unsupported: with a largest norm, for which a pass changes the weight.
+    """
+    if max_norm is not None:
+        raise Unsupported("an embedding must have max_norm=None, which changes weights in forward passes")
+    vectors = functional.embedding(input, weight, scale_grad_by_freq=scale_grad_by_freq)
+    if padding_idx is None:
+        return vectors
+    padded = input == (padding_idx if padding_idx >= 0 else weight.shape[0] + padding_idx)
+    return torch.where(padded.unsqueeze(-1), vectors.detach(), vectors)
+
+
+def _indexed_rows(
+    weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Tensor:
+    """Returns what `torch.embedding` does, in which a negative padding index means none."""
+    return _embedding(indices, weight, None if padding_idx < 0 else padding_idx, scale_grad_by_freq=scale_grad_by_freq)
+
+
+_OF_ENTRY: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    functional.embedding: _embedding,
+    torch.embedding: _indexed_rows,
+}
+"""Functions that have other derivatives under `vmap` than on a batch of one, and what is called in their place."""

@@ -118,6 +118,42 @@ class NaNCheck(nn.Module):
         return x
 
 
+class Packed(nn.Module):
+    """Drops the padding of sequences, zeros, and puts the rest behind one another in a batch of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        valid = (x != 0).any(dim=-1)
+        packed = torch.tanh(self.inner(x[valid]))
+        return self.out(x.new_zeros(*x.shape[:2], 8).masked_scatter(valid.unsqueeze(-1), packed).mean(dim=1))
+
+
+class SortedByLength(nn.Module):
+    """Calls a layer on the batch sorted by the number of zeros, of which synthetic inputs have none."""
+
+    def __init__(self, select):
+        super().__init__()
+        self.inner, self.out, self.select = nn.Linear(6, 8), nn.Linear(8, 3), select
+
+    def forward(self, x):
+        order = (x == 0).sum(dim=1).argsort(stable=True)
+        return self.out(self.select(torch.tanh(self.inner(self.select(x, order))), order.argsort()))
+
+
+def gathered(values, places):
+    return values.gather(0, places.unsqueeze(1).expand(values.shape))
+
+
+class ConstantMask(nn.Module):
+    """Selects the same columns of every batch."""
+
+    def forward(self, x):
+        return x * x[:, torch.arange(8) < 1]
+
+
 class ZeroGates(nn.Module):
     """Takes part of the batch's mean off, behind two gates that are shut before training opens them."""
 
@@ -136,9 +172,15 @@ def class_means(outputs, targets):
     return functional.cross_entropy(outputs, targets, reduction="none") + (outputs - means).square().sum(dim=1)
 
 
+def mean_by_output(outputs, targets):
+    """A number for each output, whatever the number of examples."""
+    return (outputs - targets.unsqueeze(1)).square().mean(dim=0)
+
+
 @subtests(
     ("layer", "loss", "note"),
     [
+        (nn.Tanh, mean_by_output, "torch.func (no layerwise: its loss has 3 numbers for any number of examples"),
         (Capacity, cross_entropy, "torch.func (no layerwise: "),
         (nn.Tanh, class_means, "torch.func (no layerwise: differs from the reference by"),
         (BySize, cross_entropy, "torch.func (no layerwise: in a batch of "),
@@ -154,6 +196,50 @@ def test_what_mixes_the_examples_of_a_batch_is_found_and_kept_apart(layer, loss,
     change, engine = moved(network(layer()), loss)
     assert change <= 1 + 1e-4
     assert engine.startswith(note)
+
+
+def test_words_that_a_mask_selects_are_given_to_their_own_examples():
+    """Synthetic inputs have no padding; of this batch, four words for each example remain on average."""
+    model = Packed()
+    inputs, targets = torch.randn(4, 6, 4), torch.tensor([0, 1, 2, 0])
+    for example, length in enumerate((2, 4, 5, 5)):
+        inputs[example, length:] = 0
+    engine = Engine(model, expected_batch=4)
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(CLIP)))
+    whole, rest = (engine.run(plan.at(0.0), inputs[k:], targets[k:]).total for k in (0, 1))
+    own = engine.run(plan.at(0.0), inputs[:1], targets[:1]).total
+    assert engine.name == "one_by_one (no layerwise: reads values of its inputs, by index)"
+    assert float((whole - rest - own).norm()) <= 1e-5 * CLIP
+    with pytest.raises(ValueError, match="engine 'layerwise' cannot run this model: reads values of its inputs"):
+        Engine(model, engine="layerwise").run(plan.at(0.0), inputs, targets)
+
+
+@subtests("select", [lambda x, i: x[i], lambda x, i: x.index_select(0, i), gathered])
+def test_examples_that_a_model_sorts_keep_their_own_gradients(select):
+    model, inputs = SortedByLength(select), DATA[0][:6].clone()
+    inputs[0, :2] = inputs[3, 0] = 0
+    engine = Engine(model, expected_batch=6)
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(CLIP))).at(0.0)
+    whole, rest = (engine.run(plan, inputs[k:], DATA[1][k:6]).total for k in (0, 1))
+    assert engine.name.startswith("torch.func (no layerwise: selects examples of the batch by their values, by ")
+    assert float((whole - rest).norm()) <= CLIP * (1 + 1e-4)
+    with pytest.raises(ValueError, match="selects examples of the batch by their values"):
+        Engine(model, engine="layerwise").run(plan, inputs, DATA[1][:6])
+
+
+def test_a_batch_with_as_many_examples_as_its_loss_has_numbers_is_like_any_other():
+    """Here 11, so that no size of the checks is the same by chance."""
+    model, inputs, targets = nn.Linear(4, 11), torch.randn(11, 4), torch.zeros(11)
+    engine = Engine(model, loss=mean_by_output, expected_batch=3)
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(CLIP))).at(0.0)
+    whole, rest = engine.run(plan, inputs, targets).total, engine.run(plan, inputs[1:], targets[1:]).total
+    assert float((whole - rest).norm()) <= CLIP * (1 + 1e-4)
+    with pytest.raises(ValueError, match="its loss has 11 numbers for any number of examples"):
+        Engine(model, loss=mean_by_output, engine="layerwise").run(plan, inputs, targets)
+
+
+def test_a_constant_mask_reads_no_value():
+    assert moved(network(ConstantMask()))[1] == "layerwise"
 
 
 def test_without_the_checks_they_would_have_been_mixed():

@@ -11,7 +11,6 @@ from torch.nn import functional
 from leakbench.defenses.core import Block, Engine, Everything, Layout, StepPlan, clip, clipped_sums, cross_entropy
 from leakbench.defenses.core.gradients.choose import choose
 from leakbench.defenses.core.gradients.engines.interface import Unsupported
-from leakbench.defenses.core.gradients.engines.torch_func import TorchFunc
 from leakbench.defenses.core.gradients.layerwise import recorder
 from leakbench.defenses.core.gradients.layerwise.engine import Expanded
 from leakbench.defenses.core.gradients.layerwise.shared_values import BatchDimension, Meeting, SharedPass, SharedValue
@@ -230,7 +229,7 @@ def test_detached_values_are_constants():
 
 
 class Padded(nn.Module):
-    """Word vectors of a function whose derivative at the padding is zero; that by copies would not be."""
+    """Word vectors of a function whose derivative at the padding is zero; that by PyTorch's vmap would not be."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -240,10 +239,10 @@ class Padded(nn.Module):
         return self.out(torch.tanh(functional.embedding((inputs > 0).long(), self.table.mT, padding_idx=0)).mean(dim=1))
 
 
-def test_a_function_with_values_but_not_derivatives_of_its_own_is_refused():
+def test_a_transposed_table_has_no_derivative_at_the_padding():
     made = synthetic(Padded(), (LENGTH,), 6)
     choice = chosen(made)
-    assert type(choice.engine) is TorchFunc
+    assert type(choice.engine) is Expanded
     assert_same_rows(choice.engine.rows(made.inputs, made.targets), by_loop(made))
 
 
@@ -295,3 +294,77 @@ def test_no_example_is_longer_than_its_bound_where_its_uses_cancel(size):
     whole, rest = (engine.clipped_sums(plan, inputs[i:], targets[i:])[0] for i in (0, 1))
     assert engine.name.startswith("layerwise (expanded: ")
     assert float((whole - rest).norm()) <= (1 + 1e-5) * 1e-3 * size
+
+
+class Doubled(nn.Embedding):
+    """Vectors times two, as in BART: no known layer."""
+
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+def by_function(weight: Tensor, numbers: Tensor) -> Tensor:
+    return functional.embedding(numbers, weight, padding_idx=-1)
+
+
+def by_aten(weight: Tensor, numbers: Tensor) -> Tensor:
+    return torch.embedding(weight, numbers, 1999)
+
+
+class Worded(nn.Module):
+    """Word vectors of which the last is padding, which no synthetic example is likely to have."""
+
+    def __init__(self, look_up: Callable[..., Tensor] | None) -> None:
+        super().__init__()
+        self.words, self.out = Doubled(2000, WIDTH, padding_idx=1999), nn.Linear(WIDTH, CLASSES)
+        self.look_up = look_up
+
+    def forward(self, numbers):
+        vectors = self.words(numbers) if self.look_up is None else self.look_up(self.words.weight, numbers)
+        return self.out(vectors.mean(dim=1))
+
+
+@subtests("look_up", [None, by_function, by_aten])
+def test_the_vector_of_padding_is_no_examples_wherever_it_stands_in_the_batch(look_up):
+    """PyTorch's vmap leaves it out for the first example alone: the others' rows would depend on their place."""
+    model = Worded(look_up).double()
+    numbers = torch.randint(0, 1999, (6, LENGTH)).index_fill_(1, torch.tensor([3, 4]), 1999)
+    targets, layout = torch.randint(0, CLASSES, (6,)), Layout.of(model)
+    choice = choose("layerwise", model, cross_entropy, layout, numbers, targets)
+    assert choice.note.startswith("layerwise (expanded: ")
+    rows = choice.engine.rows(numbers, targets)
+    assert_same_rows(rows, by_loop(Problem(model, numbers, targets)))
+    padding = layout.unflatten(rows[1])["words.weight"][1999]
+    assert not padding.any()
+
+
+def test_an_embedding_that_changes_its_weight_gets_no_batch():
+    model = Worded(lambda weight, numbers: functional.embedding(numbers, weight, max_norm=1.0))
+    numbers, targets = torch.randint(0, 1999, (6, LENGTH)), torch.randint(0, CLASSES, (6,))
+    with pytest.raises(ValueError, match="must"):
+        choose("layerwise", model, cross_entropy, Layout.of(model), numbers, targets)
+
+
+class Tied(nn.Module):
+    """Three layers, the third with the weight of another, which a function uses too."""
+
+    def __init__(self, other: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3)])
+        self.layers[2].weight = self.layers[other].weight
+        self.out = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, inputs):
+        hidden = inputs
+        for layer in self.layers:
+            hidden = torch.tanh(layer(hidden))
+        return self.out(hidden + functional.linear(inputs, self.layers[2].weight))
+
+
+def test_models_that_tie_other_weights_are_checked_by_themselves():
+    """Names and shapes of their parameters are the same, and so are their other attributes."""
+    for other in (0, 1):
+        made = synthetic(Tied(other), (WIDTH,), 5)
+        choice = chosen(made)
+        assert choice.note == f"layerwise (expanded: functions use 'layers.{other}.weight' beside its layer)"
+        assert_same_rows(choice.engine.rows(made.inputs, made.targets), by_loop(made))
