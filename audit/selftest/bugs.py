@@ -32,7 +32,7 @@ from leakbench.defenses.core import (
     seeded,
 )
 from leakbench.defenses.core.gradients.executor import add_noise
-from leakbench.defenses.core.inputs import Inputs
+from leakbench.defenses.core.inputs import Inputs, called
 from leakbench.defenses.core.plan.bound import finite_rows
 from leakbench.defenses.core.randomness.noise import CipherNoise
 from leakbench.defenses.core.training.ongoing import OngoingRun
@@ -210,13 +210,13 @@ class InnerProductNorms(SumsOwnRows):
     def run(self, plan: NoisyPlan, inputs: Inputs, targets: Tensor, *, seed: int | None = None, **own: Any) -> Release:
         """Executes a plan with a single block of all coordinates."""
         self._norms = self._by_inner_products(inputs, targets) if len(inputs) else torch.zeros(0)
-        return super().run(plan, inputs, targets, seed=seed)
+        return super().run(plan, inputs, targets, seed=seed, **own)
 
     def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, seed: int | None) -> Float[Tensor, " dim"]:
         """Returns the sum of gradients, each scaled by its supposed norm."""
         return bound.scale(self._norms.double(), rows.dtype) @ finite_rows(rows)
 
-    def _by_inner_products(self, inputs: Tensor, targets: Tensor) -> Float[Tensor, " rows"]:
+    def _by_inner_products(self, inputs: Inputs, targets: Tensor) -> Float[Tensor, " rows"]:
         """Returns norms of the gradients of linear layers without biases, in float32."""
         calls: list[tuple[Tensor, Tensor]] = []
         layers = [layer for layer in self.model.modules() if isinstance(layer, nn.Linear)]
@@ -226,7 +226,7 @@ class InnerProductNorms(SumsOwnRows):
 
         hooks = [layer.register_forward_hook(keep) for layer in layers]
         try:
-            losses = self.loss(self.model(inputs), targets)
+            losses = self.loss(called(self.model, inputs), targets)
         finally:
             for hook in hooks:
                 hook.remove()

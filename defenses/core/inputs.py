@@ -152,7 +152,7 @@ class InputTensors:
 Inputs = Tensor | InputTensors
 """Inputs of a batch: a tensor [n, ...], or several."""
 
-_Given = TypeVar("_Given", bound=Inputs)
+SameInputs = TypeVar("SameInputs", bound=Inputs)
 
 
 # PyTorch also puts numbers of dimensions in the places of tensors, so their types are not checked here.
@@ -184,7 +184,7 @@ def rebuilt(like: Inputs, tensors: Sequence[Tensor]) -> Inputs:
     return tensors[0] if isinstance(like, Tensor) else InputTensors(tuple(tensors), like.names)
 
 
-def changed(inputs: _Given, change: Callable[[Tensor], Tensor]) -> _Given:
+def changed(inputs: SameInputs, change: Callable[[Tensor], Tensor]) -> SameInputs:
     """Returns the inputs with `change` applied to each tensor."""
     values: Any = change(inputs) if isinstance(inputs, Tensor) else inputs.map(change)
     return values

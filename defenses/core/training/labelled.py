@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from ..gradients.reference import Loss, PerExampleLoss, cross_entropy, fits_tokens, scores_of, token_cross_entropy
-from ..inputs import Inputs, InputTensors, called, changed, tensors_in
+from ..inputs import Inputs, InputTensors, SameInputs, called, changed, tensors_in
 
 LabelledData = Sequence[Any] | Dataset[Any] | DataLoader[Any]
 """(inputs, labels) as tensors or arrays, or a map-style dataset of such pairs; loaders are refused.
@@ -22,7 +22,6 @@ by position. Labels are [n], or [n, positions] for a loss by token.
 """
 
 
-_Given = TypeVar("_Given", bound=Inputs)
 _INPUTS = ("inputs", "x", "images", "data", "image", "img", "features", "pixel_values", "pixels")
 _LABELS = ("labels", "y", "label", "targets", "target")
 
@@ -171,7 +170,9 @@ def _tensor(values: Any, argument: str) -> Tensor:
         ) from None
 
 
-def fitting(inputs: _Given, labels: Tensor, model: nn.Module, loss: Loss, argument: str) -> tuple[_Given, Tensor]:
+def fitting(
+    inputs: SameInputs, labels: Tensor, model: nn.Module, loss: Loss, argument: str
+) -> tuple[SameInputs, Tensor]:
     """Returns examples in the dtypes that a model and its loss take, if the conversion is unambiguous.
 
     Inputs in another precision than the model's are converted. For the cross-entropy of class numbers, so are labels
