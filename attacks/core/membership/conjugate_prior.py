@@ -104,15 +104,15 @@ class ConjugatePrior:
 
     Attributes:
         location: prior expectation of each subject's mean.
-        kappa: number of values that the prior of the mean is worth.
+        kappa: number of values that the prior of the mean is worth; for all subjects, or for each as the next two.
         alpha: shape of the variance's prior, half the number of values that it is worth.
         beta: scale of the variance's prior.
     """
 
     location: Float[Tensor, " n"]
-    kappa: Float[Tensor, ""]
-    alpha: Float[Tensor, ""]
-    beta: Float[Tensor, ""]
+    kappa: Float[Tensor, "..."]
+    alpha: Float[Tensor, "..."]
+    beta: Float[Tensor, "..."]
 
     def to(self, device: torch.device) -> "ConjugatePrior":
         """Returns a copy on `device`."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ from .run import RoundRecord
 from .schedule import RoundSchedule
 
 
+@runtime_checkable
 class ResumableFederation(Protocol):
     """A federated run, whose attributes a checkpoint restores."""
 

@@ -62,17 +62,19 @@ class Resumption:
         file: the file on disk.
     """
 
-    def __init__(self, run: Resumable, pool: tuple[Inputs, Tensor] | None) -> None:
+    def __init__(self, run: Any, pool: tuple[Inputs, Tensor] | None) -> None:
         """Computes the run's digest.
 
         Args:
-            run: before its seeds are drawn: drawn seeds are not part of the digest, and are restored from the file.
+            run: a `Resumable`, before its seeds are drawn: drawn seeds are not part of the digest, and are restored
+                from the file. It lacks some attributes yet, so its type cannot be checked at run time.
             pool: its public examples.
 
         Raises:
             UnknownContent: for content that cannot be inspected, if noise is seeded.
         """
-        self._run, s = run, run.settings
+        self._run: Resumable = run
+        s = self._run.settings
         path = s.recording.checkpoint
         self.file = RunFile(
             path,
