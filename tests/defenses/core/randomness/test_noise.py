@@ -176,6 +176,7 @@ def test_noise_from_the_operating_system_is_shared_by_runs_because_none_rewinds_
 def test_a_stream_that_is_left_gives_other_numbers_by_name():
     def elsewhere(name):
         source = seeded(1)
+        assert isinstance(source, CipherNoise)
         source.leave(name)
         return drawn(source, 9)
 

@@ -358,7 +358,9 @@ class Tied(nn.Module):
         hidden = inputs
         for layer in self.layers:
             hidden = torch.tanh(layer(hidden))
-        return self.out(hidden + functional.linear(inputs, self.layers[2].weight))
+        tied = self.layers[2].weight
+        assert isinstance(tied, torch.Tensor)
+        return self.out(hidden + functional.linear(inputs, tied))
 
 
 def test_models_that_tie_other_weights_are_checked_by_themselves():
