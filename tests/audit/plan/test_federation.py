@@ -144,7 +144,7 @@ def test_a_central_defense_is_the_clients_or_the_servers(suite_of):
 
 
 def test_noise_is_calibrated_to_the_client_with_the_most_rounds(suite_of):
-    """Of three clients in two of four rounds or so; the worst one's epsilon is the budget, by a central prediction."""
+    """Three clients are in about two of four rounds; the worst one's epsilon is the budget, by a central prediction."""
     request = request_of(suite_of(SUITE))
     shape = federation.federation_of(request, 60)
     schedule = federation.schedule_of(shape, SIZES, 7)

@@ -165,7 +165,7 @@ def check_same(first, other):
 
 
 def facts(found):
-    """What the record of a run says beside its claim."""
+    """Returns the content of a run's record beside its claim."""
     return found.engine, found.public_used, found.remarks, found.unverified, found.noise, found.empty, found.losses
 
 
@@ -247,7 +247,7 @@ def test_noise_of_the_operating_system_is_other_noise_the_second_time(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "run", recording)
         run(checkpoint=tmp_path / "c", **usual)
-    # Of 43 numbers; a run in a million is off by more than 0.5.
+    # 43 numbers; a run in a million is off by more than 0.5.
     assert float((resumed[0] - before[12]).std()) / (1.3 * math.sqrt(2)) == pytest.approx(1.0, abs=0.6)
 
 

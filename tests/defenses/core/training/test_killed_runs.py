@@ -95,8 +95,8 @@ def test_steps_since_the_checkpoint_are_charged_for_both_times(kind, tmp_path):
     expected = composed([(0.5, 1.0, 4), (0.5, 1 / math.sqrt(2), 2)])
     assert run.claim(DELTA).epsilon == pytest.approx(expected, rel=2e-3)
     assert run.claim(DELTA).epsilon > 1.05 * predict(DEFENSE, sampling=duties.POISSON, steps=6).claim(DELTA).epsilon
-    # The same sum under other noise: the difference of the releases has the deviation sqrt(2). Of 43 numbers a run in a
-    # million is off by more than 0.5.
+    # The same sum under other noise: the difference of the releases has the deviation sqrt(2), known to 11 % from 43
+    # numbers, so a run in a million is off by more than 0.6.
     again = run.transcript.steps[2].noisy
     assert again is not None
     assert float((again[0] - before[2]).std()) / math.sqrt(2) == pytest.approx(1.0, abs=0.6)
@@ -304,7 +304,7 @@ def test_copies_of_a_file_that_leave_its_noise_at_two_places_draw_two_streams(tm
     killed(tmp_path / "c", 5)
     later = killed(tmp_path / "c", 5, precision="bfloat16")
     earlier = killed(tmp_path / "copy", 3, precision="bfloat16")
-    # Of 43 numbers; a stream that both had in common would leave the difference of their sums, of deviation 0.4.
+    # 43 numbers; a stream that both had in common would leave the difference of their sums, of deviation 0.4.
     assert float((later[0] - earlier[0]).std()) / math.sqrt(2) == pytest.approx(1.0, abs=0.6)
 
 
