@@ -13,13 +13,13 @@ import typer
 
 from leakbench.malloc import keep_freed_memory
 
-from . import architectures, methods, plot, report, step, transformer_models
+from . import architectures, federated, methods, plot, report, step, transformer_models
 from .part import check_choices
 
 # fmt: off
 Benchmark = Literal[
     "all", "step", "architectures", "methods", "noise", "projection", "masked", "rgap", "inversion", "shadows",
-    "informed", "transformers",
+    "informed", "transformers", "federated",
 ]
 # fmt: on
 PARTS = get_args(Benchmark)[1:]
@@ -55,8 +55,8 @@ def speed(
     if budget is not None and not budget > 0:
         raise typer.BadParameter(f"budget must be a positive number of seconds, got {budget}")
     try:
-        if what == "methods" and case:
-            raise ValueError("case must be left out, for every method is measured on one network; give ways")
+        if what in ("methods", "federated") and case:
+            raise ValueError("case must be left out, for every method is measured on the same networks; give ways")
         if full and what not in ("all", "rgap"):
             raise ValueError(f"full must be left out, for only rgap has a size of its own, got '{what}'")
         if full and quick:
@@ -65,11 +65,13 @@ def speed(
             raise ValueError("way must be left out, for every network is measured in the same three; give cases")
         if what in ("all", "methods"):
             methods.refuse_unknown((way or ()) if what == "methods" else (), rounds)
+        if what in ("all", "federated"):
+            federated.refuse_unknown((way or ()) if what == "federated" else (), rounds)
         if what == "architectures":
             check_choices("case", case or (), architectures.names(quick=quick))
         elif what == "transformers":
             check_choices("case", case or (), transformer_models.names())
-        elif what != "methods":
+        elif what not in ("methods", "federated"):
             step.refuse_unknown(case or (), way or (), quick=quick)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
@@ -82,6 +84,7 @@ def speed(
         "architectures": {"only": (case or ()) if what == "architectures" else ()},
         "transformers": {"only": (case or ()) if what == "transformers" else ()},
         "methods": {"only": (way or ()) if what == "methods" else ()},
+        "federated": {"only": (way or ()) if what == "federated" else ()},
         "rgap": {"full": full},
     }
     shared = {"device": device, "quick": quick, "rounds": rounds, "budget": budget, "memory": memory, "say": _say}

@@ -180,6 +180,8 @@ def _worked(work: Callable[[Item], Result], item: Item) -> Result:
     try:
         return work(item)
     finally:
+        # Models with hooks and runs with callbacks are reference cycles: until a collection they keep their data.
+        gc.collect()
         give_memory_back()
 
 

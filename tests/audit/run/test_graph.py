@@ -1,10 +1,12 @@
 """What waits for what: each piece once, after what it needs, wherever it is computed."""
 
+import gc
 import math
 import os
 import platform
 import sys
 import time
+import weakref
 from concurrent.futures import Executor, Future
 from functools import partial
 from pathlib import Path
@@ -96,6 +98,34 @@ def test_what_a_piece_of_work_freed_is_given_back(tmp_path):
     graph.add("one", "one")
     list(Local(on_cpu, 1, tmp_path).run(graph, work))
     assert resident() - before < 60
+
+
+class Cycle:
+    """An object that only a collection can free."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_cycles_of_a_piece_of_work_are_collected_before_the_next(tmp_path):
+    cycles: list[weakref.ref[Cycle]] = []
+
+    def work(_: str) -> bool:
+        free = all(cycle() is None for cycle in cycles)
+        cycles.append(weakref.ref(Cycle()))
+        return free
+
+    graph: Graph[str] = Graph()
+    for name in ("first", "second", "third"):
+        graph.add(name, name)
+    gc.disable()
+    try:
+        work("outside")
+        assert cycles[0]() is not None  # nothing else collects it
+        results = list(Local(on_cpu, 1, tmp_path).run(graph, work))
+    finally:
+        gc.enable()
+    assert [result for _, result in results] == [False, True, True]
 
 
 class InThisProcess(Executor):
