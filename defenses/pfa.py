@@ -54,6 +54,11 @@ class ProjectedAverage(Average):
     loose: frozenset[int]
     rank: int
 
+    @property
+    def reads_sum(self) -> bool:
+        """False: loose and strict clients are told apart."""
+        return False
+
     def aggregate(self, state: None, round: Round, replies: Sequence[Reply]) -> tuple[None, Tensor]:
         """Returns the weighted sum of the mean of loose clients, and of the projected mean of strict ones.
 

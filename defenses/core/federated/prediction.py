@@ -20,8 +20,11 @@ from ..privacy.sampling import Sampling, fixed
 from ..randomness.noise import seeded
 from ..training.calibration import TOY_DIM, TOY_LAYOUT, calibrate
 from ..training.step import Account, Execute, Stepper
+from .federated_settings import refuse_unfit
 from .method import Federated
-from .schedule import Federation, RoundSchedule
+from .private_average import ClientAccounts, refuse_as_server
+from .schedule import Federation, RoundSchedule, refuse_cut_stream
+from .secure_sum import NoiseShares, refuse_small_rounds, shares_of
 
 
 def predict_federated(
@@ -35,12 +38,19 @@ def predict_federated(
         federation: shape of the run.
         sampling: sampler of a client's records.
         schedule: participants and losses of the rounds.
+
+    Raises:
+        ValueError: for a method, a shape or a schedule that a run would refuse.
     """
     method.check(len(sizes))
+    refuse_unfit(method, federation)
     clients = range(len(sizes))
-    schedule.check(federation, [client for client in clients if sizes[client]])
+    populated = [client for client in clients if sizes[client]]
+    schedule.check(federation, populated)
+    if not federation.shows_messages and method.noise_place != "server":
+        refuse_small_rounds(federation, len(populated), hidden=False)
     if method.noise_place == "local steps":
-        own = federation.samplings(sampling, sizes)
+        own, whole = federation.samplings(sampling, sizes), schedule.whole(populated)
         known: dict[object, Ledger] = {}
         ledgers = []
         for client in clients:
@@ -50,7 +60,8 @@ def predict_federated(
             ]
             key = (own[client], method.client_defense(client).noise_multiplier, tuple(steps_by_round))
             if key not in known:
-                known[key] = _of_records(method, method.client_defense(client), own[client], federation, steps_by_round)
+                defense = method.client_defense(client)
+                known[key] = _of_records(method, defense, own[client], federation, steps_by_round, whole=whole)
             ledgers.append(Ledger(own[client], list(known[key].entries)))
         return tuple(ledgers)
     if method.noise_place == "update":
@@ -59,15 +70,19 @@ def predict_federated(
             for client in clients
         ]
         return tuple(_of_rounds(method.private_part, fixed(1.0), federation, rounds) for rounds in sent)
-    populated = sum(1 for size in sizes if size)
-    of_clients = federation.sampling_of_clients(populated)
+    schedule.check_of_clients(federation, given=False)
+    shares = None if federation.shows_messages else shares_of(federation, len(populated))
+    own_rounds = federation.participants == "fixed"
+    refuse_as_server(method.private_part, federation.rounds, own_rounds=own_rounds, shared=shares is not None)
+    of_clients = federation.sampling_of_clients(len(populated))
     everyone = range(federation.rounds)
     return tuple(
         _of_rounds(
             method.private_part,
             of_clients,
             federation,
-            schedule.rounds_of(client) if federation.participants == "fixed" else everyone,
+            schedule.rounds_of(client) if own_rounds else everyone,
+            shares=shares,
         )
         if sizes[client]
         else Ledger(sampling)
@@ -114,11 +129,13 @@ def calibrate_federated(
     rounds = [len(schedule.rounds_of(client)) for client in range(len(sizes))]
     if not any(rounds):
         raise ValueError("schedule must have a client in some round, got none")
-    part, cases = method.private_part, []
+    part, cases, claimed_share = method.private_part, [], 1.0
     if method.noise_place == "update":
         cases.append((fixed(1.0), max(rounds), ()))
     elif method.noise_place == "server":
         populated = sum(1 for size in sizes if size)
+        if not federation.shows_messages:
+            claimed_share = shares_of(federation, populated).claimed_share
         fixed_rounds = federation.participants == "fixed"
         cases.append(
             (federation.sampling_of_clients(populated), max(rounds) if fixed_rounds else federation.rounds, ())
@@ -133,7 +150,7 @@ def calibrate_federated(
         calibrate(part, **target, sampling=own, steps=steps, before=before).calibrated_multiplier
         for own, steps, before in cases
     ]
-    return method.with_noise(max(multipliers))
+    return method.with_noise(max(multipliers) / claimed_share)
 
 
 def _of_records(
@@ -142,6 +159,8 @@ def _of_records(
     sampling: Sampling,
     federation: Federation,
     rounds: Sequence[tuple[int, int]],
+    *,
+    whole: bool,
 ) -> Ledger:
     """Returns the ledger of a client whose records are the unit.
 
@@ -150,7 +169,11 @@ def _of_records(
         defense: the client's.
         sampling: the client's.
         federation: shape of the run.
-        rounds: (number, local steps steps_by_round) of the client's rounds.
+        rounds: (number, local steps) of the client's rounds.
+        whole: whether every client takes every step of every round.
+
+    Raises:
+        ValueError: for a stream of correlated noise that a missed round would cut.
     """
     account = Account(Ledger(sampling))
     begun, tau = False, federation.local_steps
@@ -164,20 +187,29 @@ def _of_records(
         for plan in method.rule.releases(parameters.numel()):
             account.charge(plan, step=number * tau, one_off=True)
         for step in range(number * tau, number * tau + steps):
-            stepper.take(step, parameters.clone(), execute, account)
+            plan = stepper.take(step, parameters.clone(), execute, account).plan
+            refuse_cut_stream(None if plan is None else plan.plan.correlated, tau, whole=whole)
             parameters -= stepper.update
             stepper.judge(execute, account)
     return account.ledger
 
 
-def _of_rounds(defense: Defense, sampling: Sampling, federation: Federation, rounds: Sequence[int]) -> Ledger:
+def _of_rounds(
+    defense: Defense,
+    sampling: Sampling,
+    federation: Federation,
+    rounds: Sequence[int],
+    *,
+    shares: NoiseShares | None = None,
+) -> Ledger:
     """Returns the ledger of a client that is the unit, from a dry run of its rounds."""
-    account = Account(Ledger(sampling))
+    ledger = Ledger(sampling)
+    account = ClientAccounts(Ledger(sampling), charged=[Account(ledger)], shares=shares)
     stepper, execute, parameters = _toy(defense, account, federation.rounds, sampling.steps_per_epoch)
     stepper.start()
     for number in rounds:
         stepper.take(number, parameters.clone(), execute, account)
-    return account.ledger
+    return ledger
 
 
 def _toy(

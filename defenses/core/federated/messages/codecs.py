@@ -33,6 +33,11 @@ OUTSIDE = 1e-3
 class Messages(Protocol):
     """Codec of a method's messages."""
 
+    @property
+    def adds(self) -> bool:
+        """True if all messages of a round can have the same public positions, so that their sum can be decoded."""
+        ...
+
     def prepare(self, context: Context) -> Codec | None:
         """Returns a codec that all parties compute themselves at the global model, or None."""
         ...
@@ -64,6 +69,11 @@ class Reachable:
     def __post_init__(self) -> None:
         refuse_unknown("outside", self.outside, ("dense", "refuse"))
 
+    @property
+    def adds(self) -> bool:
+        """True: positions of a client's own are not used in a sum."""
+        return True
+
     def prepare(self, context: Context) -> None:
         """Returns None: the plans decide."""
 
@@ -90,6 +100,8 @@ class Reachable:
         public = foreseen is not None and same(movable, foreseen)
         if isinstance(movable, Coordinates):
             if not bool(_without(delta, movable).any()):
+                if round.summed and not public:
+                    return dense_message(delta)  # positions of its own cannot be added to those of others
                 return at_coordinates(delta, movable.kept, public=public)
             return self._instead(delta, "it moves coordinates that the plans do not release")
         if isinstance(movable, Subspace):
@@ -138,6 +150,11 @@ class LargestEntries:
         if not 0 <= self.sparsity < 1:
             raise ValueError(f"sparsity must be in [0, 1), got {self.sparsity}")
 
+    @property
+    def adds(self) -> bool:
+        """True at sparsity 0: otherwise every client has positions of its own."""
+        return not self.sparsity
+
     def prepare(self, context: Context) -> None:
         """Returns None: positions are sent."""
 
@@ -170,6 +187,11 @@ class PublicCoefficients:
     """
 
     subspace: PublicSubspace
+
+    @property
+    def adds(self) -> bool:
+        """True: all clients have the same directions."""
+        return True
 
     def prepare(self, context: Context) -> Subspace:
         """Returns the subspace of public gradients at the global model."""
