@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Float, Float64, Int64

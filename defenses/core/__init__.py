@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .federated.run import FederatedRun, RoundRecord
     from .federated.schedule import Federation, RoundSchedule, draw_schedule
     from .federated.server_view import UnknownToServer, blind
-    from .federated.sides import ClientSide, ServerSide, aggregate, local_round
+    from .federated.sides import ClientSide, ServerSide, aggregate, aggregate_sum, local_round, summed
     from .gradients.augmentation import Augmentation, CropAndFlip, RecordSchedule, Views
     from .gradients.checks.batch_norm import group_norm_instead, refuse_batch_norm
     from .gradients.checks.synthetic_examples import Domain, Domains, tensors_of
@@ -243,6 +243,7 @@ __all__ = [
     "adapted",
     "adaptive_weight",
     "aggregate",
+    "aggregate_sum",
     "assumptions",
     "blind",
     "bounded",
@@ -307,6 +308,7 @@ __all__ = [
     "shuffle",
     "spread",
     "standardised",
+    "summed",
     "sums_are_alike",
     "tensors_of",
     "to_arrays",

@@ -249,6 +249,7 @@ class FederatedSetup:
                 stepper=Stepper(s.method.client_defense(number), context, partial(self.trainer.place, number=None)),
                 state=self._rule.start(self.engine.layout),
                 update=self._update_stepper(),
+                elsewhere=not isinstance(shard, tuple),
             )
         private = None
         if isinstance(s.method.server, PrivateAverage):

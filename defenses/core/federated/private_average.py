@@ -208,7 +208,7 @@ def refuse_as_server(defense: Defense, rounds: int, *, own_rounds: bool, shared:
         if plan.correlated is not None and (own_rounds or shared):
             argument, value = ("aggregation", "sum") if shared else ("participants", "fixed")
             instead = "'messages'" if shared else "'partition'"
-            why = "in which a client that is lost takes its part of it away" if shared else "which has no participation pattern"
+            why = "in which a lost client takes its part away" if shared else "which has no participation pattern"
             raise ValueError(
                 f"'{defense.name}' has noise that is correlated over rounds, so {argument} must be {instead}, got "
                 f"'{value}', {why}"

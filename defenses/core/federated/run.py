@@ -31,7 +31,7 @@ _OF_UNIT = {
 }
 
 _OF_SUM = (
-    "the server learns the sum of a round's messages, once and of one set of clients, by a protocol that is not part of "
+    "the server learns the sum of a round's messages, once and of one set of clients, by a protocol that is no part of "
     "this run; of a round's clients, {colluders} at most share their noise or their coins with others; losses, and the "
     "time that a client takes, tell nothing of data; a client without its update still sends its share of the noise"
 )

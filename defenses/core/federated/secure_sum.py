@@ -71,13 +71,15 @@ class NoiseShares:
 
         Args:
             plan: of the server's round, with the noise of all shares.
-            delta: displacement; None for a client that is not sampled. A displacement that is not finite counts as 0,
-                which the client itself sees to: nobody else could.
+            delta: displacement; None for a client that is not sampled, which has no row in any block: a row of 0 would
+                count as one within an adaptive clip norm. A displacement that is not finite is a row of 0, which the
+                client itself sees to: nobody else could.
             like: a vector of the model's length and device.
             noise: the client's secret source.
         """
-        finite = delta is not None and bool(torch.isfinite(delta).all())
-        rows = -(delta if finite and delta is not None else torch.zeros_like(like)).double().unsqueeze(0)
+        rows = like.new_zeros(0, len(like)).double()
+        if delta is not None:
+            rows = -(delta if bool(torch.isfinite(delta).all()) else torch.zeros_like(delta)).double().unsqueeze(0)
         own = self.of_client(plan)
         released = release_rows(own, lambda point: rows, rows, noise)
         parts = zip(own.plan.blocks, own.stds, released.noisy, strict=True)
