@@ -6,6 +6,7 @@ The plans of every client's scheduled steps are executed on empty batches over a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ..gradients.executor import Release, add_noise
 from ..plan.defense import Context, Defense, NoisyPlan
+from ..plan.noise_correlation import StrategyRow
 from ..plan.public_data import ToyRows
 from ..privacy.ledger import Ledger
 from ..privacy.sampling import Sampling, fixed
@@ -192,6 +194,32 @@ def _of_records(
             parameters -= stepper.update
             stepper.judge(execute, account)
     return account.ledger
+
+
+def rows_of_a_round(defense: Defense, sampling: Sampling, federation: Federation) -> tuple[StrategyRow, ...]:
+    """Returns the positions in streams of correlated noise of a client's first round, by a dry run on a toy.
+
+    Args:
+        defense: of the client, with its noise multiplier set.
+        sampling: of the client.
+        federation: shape of the run.
+    """
+    account = Account(Ledger(sampling))
+    steps, tau = federation.steps, federation.local_steps
+    stepper, execute, parameters = _toy(defense, account, steps, sampling.steps_per_epoch, tau)
+    rows: list[StrategyRow] = []
+    try:
+        stepper.start()
+        _, plan = defense.plan(copy.copy(stepper.state), stepper.context)
+        if plan.correlated is None:
+            return ()
+        for step in range(tau):
+            taken = stepper.take(step, parameters.clone(), execute, account).plan
+            if taken is not None and taken.plan.correlated is not None:
+                rows.append(taken.plan.correlated)
+    except Exception:
+        return ()  # a method that a toy cannot try is tried by its run
+    return tuple(rows)
 
 
 def _of_rounds(

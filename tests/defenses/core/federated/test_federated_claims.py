@@ -94,7 +94,11 @@ GOLDEN = {
     "D 10": (lambda: of_fed_avg(10.0, 15, 5, 0.2), 0.6321, 0.6950),
     "E": (of_small_client, 8.1003, 8.7811),
     "F": (lambda: of_clients(1.0, participants="poisson"), 1.0987, 1.4623),
-    "F 80": (lambda: of_clients(math.sqrt(0.8), participants="poisson"), 1.4636, 1.9509),
+    "F 80": (
+        lambda: of_clients(1.0, participants="poisson", aggregation="sum", least_honest=80, colluders=20),
+        1.4636,
+        1.9509,
+    ),
     "G": (lambda: of_clients(4.0, rounds=40), 6.6197, 7.2216),
     "H 6": (lambda: of_controls(6.0), 4.7214, 5.0975),
     "H 60": (lambda: of_controls(60.0), 0.7248, 0.7949),
