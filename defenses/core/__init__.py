@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .federated.messages.codecs import LargestEntries, Messages, PublicCoefficients, Reachable
     from .federated.messages.message import (
         Message,
+        coefficients,
         decoded_message,
         dense_message,
         from_arrays,
@@ -252,6 +253,7 @@ __all__ = [
     "checked_multiplier",
     "clip",
     "clipped_sums",
+    "coefficients",
     "contributions",
     "cross_entropy",
     "cyclic",

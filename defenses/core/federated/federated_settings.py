@@ -83,6 +83,10 @@ def refuse_unfit(method: Federated, federation: Federation) -> None:
             "weights must be 'uniform' where a client is the unit, got 'size': a weight would release the size of its "
             "data, which neighbours do not share"
         )
+    if getattr(method.messages, "reads_update", False) and place != "local steps":
+        raise ValueError(
+            f"score must be 'size' for noise in the {place}, got 'effect': updates of local steps have none"
+        )
     if federation.shows_messages:
         return
     if place == "server" and federation.least_honest is None:

@@ -10,18 +10,13 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from ..gradients.executor import Release, add_noise
-from ..plan.defense import Context, Defense, NoisyPlan
+from ..plan.defense import Defense
 from ..plan.noise_correlation import StrategyRow
 from ..plan.public_data import ToyRows
 from ..privacy.ledger import Ledger
 from ..privacy.sampling import Sampling, fixed
-from ..randomness.noise import seeded
-from ..training.calibration import TOY_DIM, TOY_LAYOUT, calibrate
-from ..training.step import Account, Execute, Stepper
+from ..training.calibration import TOY_DIM, calibrate, rehearsal
+from ..training.step import Account
 from .federated_settings import refuse_unfit
 from .method import Federated
 from .private_average import ClientAccounts, refuse_as_server
@@ -179,7 +174,10 @@ def _of_records(
     """
     account = Account(Ledger(sampling))
     begun, tau = False, federation.local_steps
-    stepper, execute, parameters = _toy(defense, account, federation.steps, sampling.steps_per_epoch, tau)
+    epoch = sampling.steps_per_epoch
+    stepper, execute, parameters = rehearsal(
+        defense, account, steps=federation.steps, public=ToyRows(TOY_DIM), steps_per_epoch=epoch, round_steps=tau
+    )
     for number, steps in rounds:
         if not steps:
             continue
@@ -205,8 +203,10 @@ def rows_of_a_round(defense: Defense, sampling: Sampling, federation: Federation
         federation: shape of the run.
     """
     account = Account(Ledger(sampling))
-    steps, tau = federation.steps, federation.local_steps
-    stepper, execute, parameters = _toy(defense, account, steps, sampling.steps_per_epoch, tau)
+    steps, tau, epoch = federation.steps, federation.local_steps, sampling.steps_per_epoch
+    stepper, execute, parameters = rehearsal(
+        defense, account, steps=steps, public=ToyRows(TOY_DIM), steps_per_epoch=epoch, round_steps=tau
+    )
     rows: list[StrategyRow] = []
     try:
         stepper.start()
@@ -233,32 +233,11 @@ def _of_rounds(
     """Returns the ledger of a client that is the unit, from a dry run of its rounds."""
     ledger = Ledger(sampling)
     account = ClientAccounts(Ledger(sampling), charged=[Account(ledger)], shares=shares)
-    stepper, execute, parameters = _toy(defense, account, federation.rounds, sampling.steps_per_epoch)
+    epoch = sampling.steps_per_epoch
+    stepper, execute, parameters = rehearsal(
+        defense, account, steps=federation.rounds, public=ToyRows(TOY_DIM), steps_per_epoch=epoch
+    )
     stepper.start()
     for number in rounds:
         stepper.take(number, parameters.clone(), execute, account)
     return ledger
-
-
-def _toy(
-    defense: Defense, account: Account, steps: int, per_epoch: int, round_steps: int = 1
-) -> tuple[Stepper, Execute, Tensor]:
-    """Returns a stepper over a toy layout, the executor of its plans on empty batches, and its parameters."""
-    noise, layout = seeded(0), TOY_LAYOUT
-
-    def execute(plan: NoisyPlan) -> Release:
-        sums = [torch.zeros(block.codec.size, dtype=torch.float64) for block in plan.blocks]
-        return add_noise(plan, sums, noise, torch.float32)
-
-    parameters = torch.zeros(layout.dim)
-    context = Context(
-        step=0,
-        steps=steps,
-        steps_per_epoch=per_epoch,
-        layout=layout,
-        parameters=parameters.clone(),
-        public=ToyRows(layout.dim),
-        one_off=account.one_off(execute),
-        round_steps=round_steps,
-    )
-    return Stepper(defense, context, parameters.copy_), execute, parameters

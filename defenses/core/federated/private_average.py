@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -64,19 +65,11 @@ class ClientAccounts(Account):
     charged: Sequence[Account] = ()
     shares: NoiseShares | None = None
 
-    def charge(
-        self,
-        plan: NoisyPlan,
-        *,
-        step: int,
-        one_off: bool = False,
-        trial: bool = False,
-        sampling: Sampling | None = None,
-    ) -> None:
+    def charge(self, plan: NoisyPlan, **options: Any) -> None:
         """Charges every client's account, at the noise that the claim counts on."""
         plan = plan if self.shares is None else self.shares.claimed(plan)
         for account in self.charged:
-            account.charge(plan, step=step, one_off=one_off, trial=trial, sampling=sampling)
+            account.charge(plan, **options)
 
 
 class PrivateServer:

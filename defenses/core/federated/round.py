@@ -28,6 +28,8 @@ class Round:
         spanned: whether optimizer and client rule leave the parameters in the span of the plans' updates.
         codec: codec that the messages have prepared at the global model; None for none.
         plans: plans that the client has executed; empty at the server.
+        client: number of the client; None at the server.
+        update: noisy update of the client's last local step [dim]; None where local steps have no noise.
         summed: whether the server sees the sum of the messages alone, so that none may have positions of its own.
     """
 
@@ -41,6 +43,8 @@ class Round:
     spanned: bool = True
     codec: Codec | None = None
     plans: tuple[StepPlan, ...] = ()
+    client: int | None = None
+    update: Float[Tensor, " dim"] | None = None
     summed: bool = False
 
     @property

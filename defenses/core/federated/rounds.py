@@ -75,8 +75,9 @@ def federate(
         lr: learning rate of the local steps, eta.
         public: (inputs, labels) for methods that use public data; refused if an input is a client's.
         seed: key of the public randomness (schedule, masks, dropout); drawn if None.
-        key: secret key from which every client's keys of noise and sampler are hashed; drawn from the operating system
-            if None.
+        key: secret key from which every client's keys of noise and sampler are hashed, for this run alone: other runs
+            under it draw the same noise, which cancels in the difference of their messages. Drawn from the operating
+            system if None.
         exact: whether all noise is exact, from the operating system (`secure`).
         schedule: participants and losses of every round; drawn if None.
         recipe: optimizer, momentum, schedule, loss, augmentation and divisor of the local steps.
@@ -280,12 +281,15 @@ class OngoingFederation:
     def _message(self, client: Client, round: Round, result: LocalResult) -> Message:
         """Returns a client's message, and takes its rule to the end of the round."""
         method, delta, plans = self.settings.method, result.delta, result.step_plans
+        # Without noise of its own, an update of a local step must not decide what is sent.
+        update = client.stepper.context.update if method.noise_place == "local steps" else None
         if client.update is not None:
             delta, plans = self._released(client, client.update, round, delta)
         client.state, extras = self._rule.finish(client.state, round, delta)
         if extras and method.noise_place == "server":
             raise ValueError("a client rule must send nothing beside its update to a private average, got more")
-        message = with_extras(method.messages.encode(delta, replace(round, plans=plans)), extras)
+        known = replace(round, plans=plans, client=client.number, update=update)
+        message = with_extras(method.messages.encode(delta, known), extras)
         if self._shares is not None:
             return self._share(client, round, method.messages.decode(message, round))
         return message

@@ -87,8 +87,8 @@ class ClientSide:
             seed: key of the public randomness, the same for all sides.
             lr: learning rate of the local steps.
             public: public examples, the same for all sides.
-            key: secret key from which sampler and noise of this client are hashed; drawn from the operating system if
-                None.
+            key: secret key from which sampler and noise of this client are hashed, for this run alone; drawn from the
+                operating system if None.
             exact: whether noise is exact, from the operating system.
             recipe: optimizer, momentum, schedule, loss, augmentation and divisor of the local steps.
             execution: engine, memory and device.

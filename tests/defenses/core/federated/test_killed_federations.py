@@ -87,6 +87,7 @@ METHODS: dict[str, tuple[Federated, dict[str, Any]]] = {
     "fed_lrs": (fed_lrs(penalty=0.1, sparsity=0.5, **NOISY), {}),
     "fed_pcdp": (fed_pcdp(rank=3, **NOISY), {}),
     "pfa": (pfa(variant="full", budgets=(1.0, 2.0, 2.0, 1.0), rank=2), {}),
+    "pfa plus": (pfa(variant="plus", budgets=(1.0, 2.0, 2.0, 1.0), rank=2), {}),
     "local_noise_filter": (local_noise_filter(), {}),
     "dp_ftrl": (Federated(client=dp_ftrl(**NOISY)), {"sampling": partition(0.5)}),
     "dp_ftrl over rounds": (
