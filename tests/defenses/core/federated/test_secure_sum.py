@@ -11,10 +11,12 @@ from dp_accounting.pld import PLDAccountant
 
 from leakbench.defenses.adaptive_clipping import adaptive_clipping
 from leakbench.defenses.core import (
+    Execution,
     Federated,
     Federation,
     LargestEntries,
     PrivateAverage,
+    Recipe,
     RoundSchedule,
     calibrate_federated,
     draw_schedule,
@@ -23,6 +25,7 @@ from leakbench.defenses.core import (
     predict_federated,
 )
 from leakbench.defenses.core.federated import rounds, secure_sum
+from leakbench.defenses.core.federated.federated_settings import FederatedSettings
 from leakbench.defenses.core.federated.secure_sum import NoiseShares, added
 from leakbench.defenses.core.plan.defense import NoisyPlan
 from leakbench.defenses.core.randomness.noise import secure, seeded
@@ -42,7 +45,7 @@ from leakbench.defenses.scaffold import scaffold
 from leakbench.defenses.sgd import sgd
 
 from ....parameters import subtests
-from ...duties import has_scale
+from ...duties import has_scale, network
 from ...federated_runs import EVERYBODY, FEDERATION, SHARDS, Diverging, federated, parameters
 
 DELTA = 1e-5
@@ -361,6 +364,24 @@ def test_a_view_changes_no_claim_and_no_model_and_shows_no_message(name):
     assert not run.federation.shows_messages and shown.federation.shows_messages
     kinds = {kind for record in run.rounds for kind in record.kinds.values()}
     assert kinds <= {"dense", "values", "coefficients"}
+
+
+def observed(aggregation):
+    """Clients whose replies an observer of the loop gets, a list a round."""
+    clients: list[list[int]] = []
+    settings = FederatedSettings(
+        method=fed_avg(noise_multiplier=1.3), federation=replace(FEDERATION, aggregation=aggregation),
+        sampling=poisson(0.4), lr=0.3, seed=2, key=7, exact=False,
+        schedule=replace(EVERYBODY, lost={(0, 2): 1}), recipe=Recipe(), execution=Execution(),
+        keep_messages=True, progress=None, observe=lambda deltas, weights: clients.append([*deltas]),
+    )  # fmt: skip
+    rounds.OngoingFederation(network(), SHARDS, None, settings).run()
+    return clients
+
+
+def test_replies_are_observed_before_each_average_and_never_under_a_sum():
+    assert observed("messages") == [[0, 1, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
+    assert observed("sum") == []
 
 
 def test_a_sum_of_one_message_is_not_opened():
