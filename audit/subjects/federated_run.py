@@ -112,7 +112,7 @@ class ClientsRun(TrainingData):
 
     @property
     def shows_messages(self) -> bool:
-        """Whether attacks see the messages of single clients; False under `aggregation = "sum"`."""
+        """True if attacks see the messages of single clients; False under `aggregation = "sum"`."""
         return self.federation.shows_messages
 
     @cached_property

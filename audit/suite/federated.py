@@ -54,7 +54,7 @@ class FederatedTable(StrictTable):
     """Chance of a scheduled client to be lost in a round, after some of its local steps."""
 
     aggregation: Literal["messages", "sum"] | None = None
-    """What the server sees of a round: every message, if absent, or by secure aggregation their sum alone."""
+    """The server's view of a round: every message, if absent, or by secure aggregation their sum alone."""
     least_honest: Count | None = None
     """For `sum`: least number of honest clients whose messages come; a round of fewer is aborted."""
     colluders: Count | None = None

@@ -214,9 +214,9 @@ def rows_of_a_round(defense: Defense, sampling: Sampling, federation: Federation
         if plan.correlated is None:
             return ()
         for step in range(tau):
-            taken = stepper.take(step, parameters.clone(), execute, account).plan
-            if taken is not None and taken.plan.correlated is not None:
-                rows.append(taken.plan.correlated)
+            noisy = stepper.take(step, parameters.clone(), execute, account).plan
+            if noisy is not None and noisy.plan.correlated is not None:
+                rows.append(noisy.plan.correlated)
     except Exception:
         return ()  # a method that a toy cannot try is tried by its run
     return tuple(rows)

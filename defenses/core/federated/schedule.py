@@ -27,7 +27,7 @@ from ..randomness.keys import key_from, keyed, seed_from
 Participants = Literal["fixed", "poisson", "partition"]
 """Distribution of a round's clients."""
 Aggregation = Literal["messages", "sum"]
-"""What the server sees of a round."""
+"""The server's view of a round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,8 @@ class Federation:
         server_lr: factor of the averaged displacement, gamma.
         dropout: probability with which a scheduled client is lost in a round, after a uniform number of its local
             steps, from none to all; drawn with the schedule.
-        aggregation: what the server sees of a round: all "messages", or their "sum" alone, by secure aggregation, which
-            is assumed and not implemented.
+        aggregation: the server's view of a round: all "messages", or their "sum" alone, by secure aggregation, which is
+            assumed and not implemented.
         least_honest: h, least number of clients of a round whose messages come and who keep their noise to themselves,
             for "sum"; a round of fewer is aborted. None for two where clients' messages are releases already.
         colluders: largest number of a round's clients who share their noise with others, for "sum"; None for none.
@@ -85,7 +85,7 @@ class Federation:
 
     @property
     def shows_messages(self) -> bool:
-        """Whether the server, and so an attack, sees the messages of single clients."""
+        """True if the server, and so an attack, sees the messages of single clients."""
         return self.aggregation == "messages"
 
     @property
@@ -283,7 +283,7 @@ def draw_schedule(federation: Federation, populated: Sequence[int], *, seed: int
     lost = {}
     for number, members in enumerate(rounds):
         generator = keyed(seed_from(seed, "losses", number))
-        # Of everybody where all clients may send: losses of those who are sampled would reveal how many there are.
+        # Losses of everybody where all clients may send: those of the sampled ones would reveal how many there are.
         everybody = not federation.shows_messages and federation.participants == "poisson"
         losing = populated if everybody else members
         # By number, not by place in the round: otherwise a client that joins would decide which others are lost, and

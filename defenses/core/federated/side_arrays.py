@@ -1,4 +1,4 @@
-"""What both sides of a federated run share: dictionaries of arrays between them, and settings of their runs."""
+"""Dictionaries of arrays between the two sides of a federated run, and the settings that both have."""
 
 from __future__ import annotations
 
