@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .federated.schedule import Federation, RoundSchedule, draw_schedule
     from .federated.server_side import ServerSide, aggregate, aggregate_sum
     from .federated.server_view import UnknownToServer, blind
+    from .federated.shared_directions import along_shared_directions
     from .federated.side_arrays import summed
     from .federated.sides import ClientSide, local_round
     from .gradients.augmentation import Augmentation, CropAndFlip, RecordSchedule, Views
@@ -247,6 +248,7 @@ __all__ = [
     "adaptive_weight",
     "aggregate",
     "aggregate_sum",
+    "along_shared_directions",
     "assumptions",
     "blind",
     "bounded",

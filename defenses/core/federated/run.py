@@ -31,9 +31,10 @@ _OF_UNIT = {
 }
 
 _OF_SUM = (
-    "the server learns the sum of a round's messages, once and of one set of clients, by a protocol that is no part of "
-    "this run; of a round's clients, {colluders} at most share their noise or their coins with others; losses, and the "
-    "time that a client takes, tell nothing of data; a client without its update still sends its share of the noise"
+    "the server learns the sum of a round's messages, of {least} clients or more, once and of one set of them, by a "
+    "protocol that is no part of this run; of a round's clients, {colluders} at most share their noise or their coins "
+    "with others; losses, and the time that a client takes, tell nothing of data; a client without its update still "
+    "sends its share of the noise"
 )
 
 
@@ -196,7 +197,8 @@ class FederatedRun:
         if self.method.noise_place != "server":
             return ""
         if not self.federation.shows_messages:
-            return _OF_SUM.format(colluders=self.federation.colluders or "none")
+            colluders, least = self.federation.colluders or "none", self.federation.least_survivors
+            return _OF_SUM.format(colluders=colluders, least=least)
         return (
             "the server is trusted: it sees every client's update without noise; the number of clients, from which the "
             "divisor of their sum follows, is public, and so are global models; participants, losses and bytes of its "
