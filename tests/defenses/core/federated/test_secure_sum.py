@@ -319,7 +319,7 @@ def test_predictions_and_calibrations_are_of_the_noise_that_claims_count_on(part
     )
     schedule = None if participants == "poisson" else draw_schedule(federation, range(4), seed=2, key=2)
     drawn = schedule or draw_schedule(federation, range(4), seed=2, key=2)
-    known = {"federation": federation, "sampling": poisson(0.4), "schedule": drawn}
+    known: dict[str, Any] = {"federation": federation, "sampling": poisson(0.4), "schedule": drawn}
     method = calibrate_federated(dp_fed_avg(), [12] * 4, epsilon=3.0, delta=DELTA, **known)
     ledgers = predict_federated(method, [12] * 4, **known)
     assert 2.97 < max(ledger.claim(DELTA).epsilon for ledger in ledgers) <= 3.0
@@ -444,7 +444,7 @@ def test_what_does_not_fit_a_sum_is_refused_by_runs_and_predictions(method, chan
 def test_keys_of_a_sum_go_with_it():
     for key in ("least_honest", "colluders"):
         with pytest.raises(ValueError, match=f"{key} must be None with aggregation 'messages', got 2"):
-            Federation(rounds=1, **{key: 2})
+            replace(FEDERATION, **{key: 2})
     with pytest.raises(ValueError, match="least_honest must be at least 1, got 0"):
         Federation(rounds=1, aggregation="sum", least_honest=0)
     assert Federated(client=sgd(), messages=LargestEntries(sparsity=0.0)).messages.adds

@@ -131,6 +131,7 @@ def test_a_client_of_a_sum_goes_on_from_its_file(tmp_path):
         down = ServerSide(network(), method, **common(**settings)).arrays
         whole = client_of(0, method, **settings)
         sent = [local_round(whole, number, down) for number in range(3)]
+        client = whole
         for number in range(3):
             client = client_of(0, method, checkpoint=tmp_path / name, **settings)
             arrays = local_round(client, number, down)
@@ -187,6 +188,7 @@ def test_a_server_in_a_process_for_every_round_goes_on_from_its_file(name, tmp_p
     settings: dict[str, Any] = {"schedule": schedule, "key": 7, **common(federation=federation)}
     whole = ServerSide(network(), method, **settings)
     pairs = [{c: client_of(c, method, federation=federation) for c in range(4)} for _ in range(2)]
+    again = whole
     for number in range(3):
         again = ServerSide(network(), method, checkpoint=tmp_path / name, **settings)
         assert again.round == number and again.clients == whole.clients
