@@ -2,7 +2,8 @@
 
 Cheng, Wang, Zhang, Zhang & Xu, "Differentially Private Federated Learning with Local Regularization and
 Sparsification", CVPR 2022, from memory. A local step adds the gradient of (lambda / 2) max(0, |y - theta| - S)^2, which
-keeps the displacement near the norm S; then all but the largest entries of the displacement are dropped.
+keeps the displacement near the norm S; then all but the largest entries of the displacement are dropped, by |Delta_j|
+or by |Delta_j u_j|, where the paper's gradient is a noisy update.
 Deviation: the paper's noise is on the client's update, with a client as the unit; here it is in the local steps, as in
 the PCDP-SGD paper's comparison. Both parts act on noisy numbers alone.
 Guarantee: unit record: each local step is a Gaussian mechanism at the noise multiplier; the rest is post-processing.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -51,6 +53,7 @@ def fed_lrs(
     radius: float = 1.0,
     penalty: float = 0.1,
     sparsity: float = 0.5,
+    score: Literal["size", "effect"] = "size",
     bound: FixedBoundKind = "clip",
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
@@ -62,11 +65,13 @@ def fed_lrs(
         radius: S, norm of the displacement from which it is pulled back, L2, in units of the parameters.
         penalty: lambda, strength of the pull; 0 for none.
         sparsity: fraction of the displacement's entries that a message drops; 0 for none.
+        score: entries are kept by "size", |Delta_j|, or by "effect", |Delta_j u_j|, with u the noisy update of the last
+            local step.
         bound: bounding method: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
         regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
             0.1.
         noise_multiplier: noise standard deviation / C in every local step; None until calibrated.
     """
     client = dp_sgd(clip_norm=clip_norm, bound=bound, regulariser=regulariser, noise_multiplier=noise_multiplier)
-    rule, messages = WithinBall(radius=radius, penalty=penalty), LargestEntries(sparsity=sparsity)
+    rule, messages = WithinBall(radius=radius, penalty=penalty), LargestEntries(sparsity=sparsity, score=score)
     return Federated(client=client, rule=rule, messages=messages, name="fed_lrs")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .core import Defense, Federated, FixedBoundKind, Projected, PublicSubspace, Reachable, Scope, bounded
+from .core import Federated, FixedBoundKind, Scope, along_shared_directions, bounded
 
 
 def fed_pcdp(
@@ -44,14 +44,14 @@ def fed_pcdp(
             0.1.
         noise_multiplier: noise standard deviation / C in every local step; None until calibrated.
     """
-    subspace = PublicSubspace(
+    return along_shared_directions(
+        "fed_pcdp",
+        "before the bound",
+        bound=bounded(clip_norm, bound, regulariser),
+        noise_multiplier=noise_multiplier,
         rank=rank,
         scope=scope,
         auxiliary=auxiliary,
         auxiliary_size=auxiliary_size,
         shortage=shortage,
-        every_round=True,
     )
-    method = Projected(bound=bounded(clip_norm, bound, regulariser), subspace=subspace, where="before the bound")
-    client = Defense(method, noise_multiplier)
-    return Federated(client=client, messages=Reachable(outside="refuse"), name="fed_pcdp")

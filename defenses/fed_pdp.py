@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .core import Defense, Federated, FixedBoundKind, Projected, PublicSubspace, Reachable, Scope, bounded
+from .core import Federated, FixedBoundKind, Scope, along_shared_directions, bounded
 
 
 def fed_pdp(
@@ -42,14 +42,14 @@ def fed_pdp(
             0.1.
         noise_multiplier: noise standard deviation / C in every local step; None until calibrated.
     """
-    subspace = PublicSubspace(
+    return along_shared_directions(
+        "fed_pdp",
+        "after the noise",
+        bound=bounded(clip_norm, bound, regulariser),
+        noise_multiplier=noise_multiplier,
         rank=rank,
         scope=scope,
         auxiliary=auxiliary,
         auxiliary_size=auxiliary_size,
         shortage=shortage,
-        every_round=True,
     )
-    method = Projected(bound=bounded(clip_norm, bound, regulariser), subspace=subspace, where="after the noise")
-    client = Defense(method, noise_multiplier)
-    return Federated(client=client, messages=Reachable(outside="refuse"), name="fed_pdp")

@@ -6,10 +6,11 @@ coefficients V^T Delta of their displacement, along public directions at the glo
 `variant="full"`: clients choose budgets, each with its noise multiplier and ledger; those with the loosest budgets
 count as "public". V are the leading right singular vectors of their displacements, for every tensor, and the next
 model moves by (m_pub / m) mean_pub + (m_priv / m) V V^T mean_priv. Displacements are releases, so V is free, and no
-public data are read.
+public data are read. `variant="plus"` (PFA+): strict clients send V^T Delta along the V of the last round in which
+loose clients replied, which the server sends them, and the server adds V V^T Delta as it comes.
 Deviation: the simplified form's V, which its paper does not define, is that of `fed_pcdp`; the loosest budgets are
 those of the lower component of a two-component Gaussian mixture on the logarithms of the noise multipliers, unless a
-threshold is set; the variant in which clients project themselves ("+") is left out.
+threshold is set; until a V is known, strict clients of "plus" send all numbers, as in "full".
 Guarantee: unit record: each local step is a Gaussian mechanism at the client's noise multiplier; all else is
 post-processing. Budgets are public.
 """
@@ -17,7 +18,7 @@ post-processing. Budgets are public.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,13 +28,19 @@ from torch import Tensor
 
 from .core import (
     Average,
+    Context,
     Federated,
     FixedBoundKind,
+    Message,
     PublicCoefficients,
     PublicSubspace,
+    Reachable,
     Reply,
     Round,
     Subspace,
+    coefficients,
+    decoded_message,
+    dense_message,
     leading_directions,
     refuse_count,
     refuse_unknown,
@@ -49,25 +56,38 @@ class ProjectedAverage(Average):
     Attributes:
         loose: numbers of the clients whose budget is loose.
         rank: k, largest number of directions of a tensor.
+        ahead: whether strict clients project their displacements themselves, along the last round's directions, which
+            are the rule's state.
     """
 
     loose: frozenset[int]
     rank: int
+    ahead: bool = False
 
-    def aggregate(self, state: None, round: Round, replies: Sequence[Reply]) -> tuple[None, Tensor]:
+    @property
+    def reads_sum(self) -> bool:
+        """False: loose and strict clients are told apart."""
+        return False
+
+    def broadcast(self, state: tuple[Tensor, ...] | None) -> Mapping[str, Tensor]:
+        """Returns the last directions, a basis [k, d_l] a tensor, where strict clients need them."""
+        return {f"basis{number}": basis for number, basis in enumerate(state or ())}
+
+    def aggregate(
+        self, state: tuple[Tensor, ...] | None, round: Round, replies: Sequence[Reply]
+    ) -> tuple[tuple[Tensor, ...] | None, Tensor]:
         """Returns the weighted sum of the mean of loose clients, and of the projected mean of strict ones.
 
         In a round without loose clients, or without strict ones, it is the plain mean.
         """
         public = [reply for reply in replies if reply.client in self.loose]
         private = [reply for reply in replies if reply.client not in self.loose]
-        if not public or not private:
-            return super().aggregate(state, round, replies)
-        rows = torch.stack([reply.delta for reply in public])
-        spans = round.context.layout.slices
-        # Uncentred, and no more directions than rows.
-        bases = tuple(leading_directions(rows[:, a:b], min(self.rank, len(rows), b - a)) for a, b in spans)
-        span = Subspace(bases, spans, rows.shape[1])
+        span = self._span(round, public) if public else None
+        if self.ahead and span is not None:
+            state = span.bases
+        projected = self.ahead and _sent(round) is not None
+        if span is None or not private or projected:
+            return state, super().aggregate(None, round, replies)[1]
         of_public, of_private = (
             weighted_mean([reply.delta for reply in part], [reply.weight for reply in part])
             for part in (public, private)
@@ -75,6 +95,52 @@ class ProjectedAverage(Average):
         share = sum(reply.weight for reply in public) / sum(reply.weight for reply in replies)
         inside = span.project(of_private.unsqueeze(0)).squeeze(0)
         return state, share * of_public + (1 - share) * inside
+
+    def _span(self, round: Round, public: Sequence[Reply]) -> Subspace:
+        """Returns the leading directions of the loose clients' displacements."""
+        rows, spans = torch.stack([reply.delta for reply in public]), round.context.layout.slices
+        # Uncentred, and no more directions than rows.
+        bases = tuple(leading_directions(rows[:, a:b], min(self.rank, len(rows), b - a)) for a, b in spans)
+        return Subspace(bases, spans, rows.shape[1])
+
+
+def _sent(round: Round) -> Subspace | None:
+    """Returns the directions that the server has sent; None before it has any."""
+    bases = [round.broadcast[name].to(round.parameters) for name in round.broadcast if name.startswith("basis")]
+    return Subspace(tuple(bases), round.context.layout.slices, round.context.dim) if bases else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlongLast:
+    """Messages of PFA+: strict clients send coefficients along the directions that the server has sent.
+
+    Attributes:
+        loose: numbers of the clients whose budget is loose, which send all numbers.
+    """
+
+    loose: frozenset[int]
+
+    @property
+    def adds(self) -> bool:
+        """False: loose and strict clients send different numbers."""
+        return False
+
+    def prepare(self, context: Context) -> None:
+        """Returns None: the server sends the directions."""
+
+    def check(self, round: Round) -> None:
+        """Accepts every round."""
+
+    def encode(self, delta: Tensor, round: Round) -> Message:
+        """Returns coefficients of a strict client's displacement, once there are directions; otherwise all numbers."""
+        span = _sent(round)
+        if round.client in self.loose or span is None:
+            return dense_message(delta)
+        return coefficients(delta, span)
+
+    def decode(self, message: Message, round: Round) -> Tensor:
+        """Returns the displacement, for a strict client its part along the directions."""
+        return decoded_message(message, round.context.dim, _sent(round))
 
 
 def loosest(budgets: Sequence[float], threshold: float | None) -> frozenset[int]:
@@ -98,7 +164,7 @@ def loosest(budgets: Sequence[float], threshold: float | None) -> frozenset[int]
 def pfa(
     *,
     clip_norm: float = 1.0,
-    variant: Literal["simplified", "full"] = "simplified",
+    variant: Literal["simplified", "full", "plus"] = "simplified",
     rank: int = 20,
     auxiliary_size: int | None = None,
     budgets: tuple[float, ...] = (),
@@ -112,17 +178,17 @@ def pfa(
     Args:
         clip_norm: C, largest norm of an example's gradient, L2, in gradient units.
         variant: "simplified" projects every message on public directions, "full" the strict clients' updates on the
-            loose ones'.
+            loose ones', "plus" the same at the client, on those of the round before.
         rank: k, largest number of directions of a tensor.
         auxiliary_size: public examples of a round, for "simplified"; None for as many as `rank`.
-        budgets: noise multiplier of every client, for "full".
-        threshold: largest noise multiplier of a loose budget, for "full"; None for a mixture of two components.
+        budgets: noise multiplier of every client, for "full" and "plus".
+        threshold: largest noise multiplier of a loose budget, for these; None for a mixture of two components.
         bound: bounding method: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
         regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
             0.1.
         noise_multiplier: noise standard deviation / C in every local step, for "simplified"; None until calibrated.
     """
-    refuse_unknown("variant", variant, ("simplified", "full"))
+    refuse_unknown("variant", variant, ("simplified", "full", "plus"))
     refuse_count("rank", rank)
     client = dp_sgd(clip_norm=clip_norm, bound=bound, regulariser=regulariser, noise_multiplier=noise_multiplier)
     if variant == "simplified":
@@ -132,7 +198,9 @@ def pfa(
         return Federated(client=client, messages=PublicCoefficients(subspace=subspace), name="pfa")
     if not budgets or (threshold is None and min(budgets) <= 0):
         raise ValueError(
-            f"budgets must be a positive noise multiplier for every client in variant 'full', got {budgets}"
+            f"budgets must be a positive noise multiplier for every client in variant '{variant}', got {budgets}"
         )
-    server = ProjectedAverage(loose=loosest(budgets, threshold), rank=rank)
-    return Federated(client=client, server=server, budgets=budgets, name="pfa")
+    loose, ahead = loosest(budgets, threshold), variant == "plus"
+    server = ProjectedAverage(loose=loose, rank=rank, ahead=ahead)
+    messages = AlongLast(loose=loose) if ahead else Reachable()
+    return Federated(client=client, messages=messages, server=server, budgets=budgets, name="pfa")

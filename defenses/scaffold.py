@@ -114,6 +114,11 @@ class ControlledAverage(Average):
 
     stored: bool = False
 
+    @property
+    def reads_sum(self) -> bool:
+        """True unless every client's variate is computed from its own message."""
+        return not self.stored
+
     def start(self, layout: Layout) -> tuple[Tensor, dict[int, Tensor]]:
         """Returns c = 0."""
         return torch.zeros(layout.dim), {}

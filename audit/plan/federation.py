@@ -30,12 +30,17 @@ from leakbench.defenses.core import (
     unbounded,
 )
 from leakbench.defenses.core.federated.federated_settings import FederatedSettings
+from leakbench.defenses.core.federated.prediction import rows_of_a_round
+from leakbench.defenses.core.federated.private_average import refuse_as_server
+from leakbench.defenses.core.federated.schedule import refuse_cut_stream
+from leakbench.defenses.core.federated.secure_sum import hides_members, refuse_small_rounds
 
 from ..catalog import methods as catalog
 from ..suite.federated import FederatedTable
 from ..suite.suite import DefenseChoice, Suite, SuiteError
 from .build import planned
 from .request import RequestedMethod, TrainingRequest
+from .splits_cache import load_data
 
 
 def clients_of(request: TrainingRequest) -> FederatedTable:
@@ -132,6 +137,18 @@ def defend_federated(request: TrainingRequest, sizes: list[int], schedule: Round
     return method.with_noise(calibrate_federated(bounded, **run, **target).noise_multiplier or 0.0), True
 
 
+def hides_messages(table: FederatedTable, attack: str) -> str:
+    """Returns the reason why an attack on messages of single clients is not offered; empty where they are seen.
+
+    Args:
+        table: of the suite.
+        attack: name of the attack.
+    """
+    if table.aggregation is None:
+        return ""
+    return f"{attack} reads the messages of a client, and aggregation = 'sum' shows the server their sum alone"
+
+
 def schedule_of(federation: Federation, sizes: list[int], seed: int) -> RoundSchedule:
     """Returns a schedule that is drawn with a public seed.
 
@@ -213,8 +230,49 @@ def cannot_federate(suite: Suite, choice: DefenseChoice) -> str:
             keep_messages=False,
             progress=None,
         )
+        size = task.nominal_size or _examples(suite) / table.clients
+        sampling = Sampling(task.sampling, 1.0 if task.sampling == "full" else min(1.0, task.batch / size))
+        fault = _fault_of_noise(method.name, json.dumps(method.settings), table.model_dump_json(), sampling)
     except ValueError as error:
-        return f"{choice.name} does not fit these clients: {error}"
+        fault = str(error)
+    return f"{choice.name} does not fit these clients: {fault}" if fault else ""
+
+
+def _examples(suite: Suite) -> int:
+    """Returns the number of private examples of a suite."""
+    task = suite.task
+    return task.private or len(load_data(task.data, suite.seeds[0], task.sizes).private)
+
+
+@cache
+def _fault_of_noise(name: str, settings: str, table: str, sampling: Sampling) -> str:
+    """Returns the reason why rounds would cut a method's noise, by dry runs without data; empty if they do not.
+
+    Args:
+        name: of a defense.
+        settings: its own, as JSON.
+        table: clients and rounds, as JSON.
+        sampling: of a client of average size.
+    """
+    clients, method = FederatedTable.model_validate_json(table), _known(name, settings, table)
+    noisy = method if method.budgets or method.noise_multiplier is not None else method.with_noise(1.0)
+    federation = clients.federation(sampling.steps_per_epoch)
+    try:
+        if not federation.shows_messages:
+            hidden = noisy.noise_place == "server" and hides_members(federation)
+            refuse_small_rounds(federation, clients.clients, hidden=hidden)
+        if isinstance(noisy.server, PrivateAverage):
+            own_rounds, shared = federation.participants == "fixed", not federation.shows_messages
+            refuse_as_server(noisy.server.defense, federation.rounds, own_rounds=own_rounds, shared=shared)
+        elif noisy.noise_place == "local steps":
+            everybody = federation.senders(clients.clients, hidden=False) == clients.clients
+            whole = everybody and federation.participants == "fixed" and not federation.dropout
+            for row in rows_of_a_round(noisy.client_defense(0), sampling, federation):
+                refuse_cut_stream(row, federation.local_steps, whole=whole)
+    except ValueError as error:
+        return str(error)
+    except Exception:
+        return ""  # the failure is recorded in its cells
     return ""
 
 

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, cast
 
 from leakbench.defenses.core import Claim, Sampling, predict_federated
+from leakbench.defenses.core.federated.run import relation_of
 from leakbench.leaderboard.records.record import Record
 from leakbench.leaderboard.records.task import TrainingTask
 
@@ -57,5 +58,4 @@ def _predicted(
         schedule=schedule_of(federation, list(sizes), seed),
     )
     claim = max((ledger.claim(delta, unit=method.unit) for ledger in ledgers), key=lambda claim: claim.epsilon)
-    by_size = federation.weights == "size" and claim.relation == "add_remove"
-    return replace(claim, relation="zero_out") if by_size else claim
+    return replace(claim, relation=relation_of(claim.relation, method, federation, size_public=True))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -35,7 +34,8 @@ class RoundMeasure:
     Attributes:
         accuracy: of the global model after the round, on test examples.
         loss: the same in nats.
-        drift: sum_i w_i |Delta_i - mean|^2 / |mean|^2 over the replies; NaN for fewer than two.
+        drift: sum_i w_i |Delta_i - mean|^2 / |mean|^2 over the replies; NaN for fewer than two, and where the server
+            sees their sum alone.
     """
 
     accuracy: float
@@ -110,6 +110,11 @@ class ClientsRun(TrainingData):
         """The network before the first round."""
         return self._start
 
+    @property
+    def shows_messages(self) -> bool:
+        """True if attacks see the messages of single clients; False under `aggregation = "sum"`."""
+        return self.federation.shows_messages
+
     @cached_property
     def public_only(self) -> nn.Module:
         """The network trained on the public examples alone."""
@@ -130,9 +135,10 @@ class ClientsRun(TrainingData):
         data, public, task, seeds = self.uninserted, self._read, self.request.training, self.request.seeds
         shards = [(data.inputs[shard], data.labels[shard]) if len(shard) else None for shard in self.shards]
         measures: list[RoundMeasure] = []
+        drifts: list[float] = []  # of the last round; nothing where the server sees a sum alone
 
         def measure(done: int, rounds: int) -> None:
-            measures.append(self._measure(training))
+            measures.append(self._measure(training, drifts.pop() if drifts else float("nan")))
 
         secret = self.federation.participants == "poisson" and self.method[0].noise_place == "server"
         settings = FederatedSettings(
@@ -149,44 +155,18 @@ class ClientsRun(TrainingData):
             execution=task.execution(self.device),
             keep_messages=False,
             progress=measure,
+            observe=lambda deltas, weights: drifts.append(relative_drift([*deltas.values()], [*weights.values()])),
         )
         pool = (public.inputs, public.labels) if len(public) else None
-        training = WatchedFederation(copy.deepcopy(self._start), shards, pool, settings)
+        training = OngoingFederation(copy.deepcopy(self._start), shards, pool, settings)
         run = training.run()
         return replace(run, public_used=run.public_used or self.splits.scaled_by_public), measures
 
-    def _measure(self, training: WatchedFederation) -> RoundMeasure:
+    def _measure(self, training: OngoingFederation, drift: float) -> RoundMeasure:
         logits = logits_of(training.global_model(), self.test.inputs)
         right = (logits.argmax(dim=1) == self.test.labels) & ~logits.isnan().any(dim=1)
         loss = losses(logits, self.test.labels).mean()
-        return RoundMeasure(float(right.double().mean()), float(loss), training.drift)
-
-
-class WatchedFederation(OngoingFederation):
-    """A federated run that keeps the relative drift of its last round.
-
-    Attributes:
-        drift: sum_i w_i |Delta_i - mean|^2 / |mean|^2; NaN for fewer than two replies, or a mean of 0.
-    """
-
-    drift = float("nan")
-
-    def _aggregate(self, outcome: Any) -> None:
-        deltas = {
-            client: self.settings.method.messages.decode(message, outcome.round)
-            for client, message in sorted(outcome.messages.items())
-            if client not in outcome.missing
-        }
-        by_size = self.settings.federation.weights == "size"
-        self.drift = relative_drift(
-            list(deltas.values()), [float(self.state.clients[c].size) if by_size else 1.0 for c in deltas]
-        )
-        super()._aggregate(outcome)
-
-    def global_model(self) -> nn.Module:
-        """Returns a copy of the model at the global parameters, in evaluation mode."""
-        self.trainer.place(self.state.parameters, None)
-        return copy.deepcopy(self.setup.model).eval()
+        return RoundMeasure(float(right.double().mean()), float(loss), drift)
 
 
 def relative_drift(deltas: list[Float[Tensor, " dim"]], weights: list[float]) -> float:

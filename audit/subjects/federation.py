@@ -146,7 +146,7 @@ def rounds(model: ClientsRun, cell: Cell) -> Finding:
         "clients": [list(record.clients) for record in run.rounds],
         "lost": [sorted(record.missing) for record in run.rounds],
     }
-    return Finding(score_rounds(columns), columns)
+    return Finding(score_rounds(columns, summed=not model.shows_messages), columns)
 
 
 def membership(model: ClientsRun, cell: Cell) -> Finding:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from leakbench.defenses.core import Federation
 
@@ -53,6 +53,19 @@ class FederatedTable(StrictTable):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Chance of a scheduled client to be lost in a round, after some of its local steps."""
 
+    aggregation: Literal["messages", "sum"] | None = None
+    """The server's view of a round: every message, if absent, or by secure aggregation their sum alone."""
+    least_honest: Count | None = None
+    """For `sum`: least number of honest clients whose messages come; a round of fewer is aborted."""
+    colluders: Count | None = None
+    """For `sum`: largest number of a round's clients who share their noise with others; none if absent."""
+
+    @field_validator("aggregation")
+    @classmethod
+    def _default_absent(cls, value: str | None) -> str | None:
+        """Returns None for the default, under which a suite without the key has the same cells."""
+        return None if value == "messages" else value
+
     @model_validator(mode="after")
     def _consistent(self) -> FederatedTable:
         if (self.local_steps is None) == (self.local_epochs is None):
@@ -61,6 +74,9 @@ class FederatedTable(StrictTable):
         for key, split in _OF_SPLIT.items():
             if getattr(self, key) is not None and self.split != split:
                 raise ValueError(f"{key} must go with split = '{split}', got '{self.split}'")
+        for key in ("least_honest", "colluders"):
+            if getattr(self, key) is not None and self.aggregation is None:
+                raise ValueError(f"{key} must go with aggregation = 'sum', got 'messages'")
         return self
 
     @property
@@ -84,6 +100,9 @@ class FederatedTable(StrictTable):
             weights=self.weights,
             server_lr=self.server_lr,
             dropout=self.dropout,
+            aggregation=self.aggregation or "messages",
+            least_honest=self.least_honest,
+            colluders=self.colluders,
         )
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .federated.messages.codecs import LargestEntries, Messages, PublicCoefficients, Reachable
     from .federated.messages.message import (
         Message,
+        coefficients,
         decoded_message,
         dense_message,
         from_arrays,
@@ -30,8 +31,11 @@ if TYPE_CHECKING:
     from .federated.rules import Average, ClientRule, Follow, ServerRule, weighted_mean
     from .federated.run import FederatedRun, RoundRecord
     from .federated.schedule import Federation, RoundSchedule, draw_schedule
+    from .federated.server_side import ServerSide, aggregate, aggregate_sum
     from .federated.server_view import UnknownToServer, blind
-    from .federated.sides import ClientSide, ServerSide, aggregate, local_round
+    from .federated.shared_directions import along_shared_directions
+    from .federated.side_arrays import summed
+    from .federated.sides import ClientSide, local_round
     from .gradients.augmentation import Augmentation, CropAndFlip, RecordSchedule, Views
     from .gradients.checks.batch_norm import group_norm_instead, refuse_batch_norm
     from .gradients.checks.synthetic_examples import Domain, Domains, tensors_of
@@ -243,6 +247,8 @@ __all__ = [
     "adapted",
     "adaptive_weight",
     "aggregate",
+    "aggregate_sum",
+    "along_shared_directions",
     "assumptions",
     "blind",
     "bounded",
@@ -251,6 +257,7 @@ __all__ = [
     "checked_multiplier",
     "clip",
     "clipped_sums",
+    "coefficients",
     "contributions",
     "cross_entropy",
     "cyclic",
@@ -307,6 +314,7 @@ __all__ = [
     "shuffle",
     "spread",
     "standardised",
+    "summed",
     "sums_are_alike",
     "tensors_of",
     "to_arrays",

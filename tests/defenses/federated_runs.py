@@ -10,6 +10,7 @@ from leakbench.defenses.core import (
     Federated,
     FederatedRun,
     Federation,
+    Follow,
     Layout,
     Round,
     RoundSchedule,
@@ -51,3 +52,13 @@ def round_at(theta: Tensor) -> Round:
     """A round of two local steps that starts at a global model of the network's layout."""
     context = Context(step=0, steps=2, layout=LAYOUT, parameters=theta)
     return Round(number=0, context=context, network=network(), clients=4, rates=(0.3, 0.3))
+
+
+class Diverging(Follow):
+    """Ends at infinity for the client of eleven records."""
+
+    def begin(self, state, round, noisy, size):
+        return size
+
+    def correct(self, state, round, point, update):
+        return update * float("inf") if state == 11 else update

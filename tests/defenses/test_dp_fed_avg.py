@@ -34,7 +34,7 @@ from leakbench.defenses.sgd import sgd
 
 from ..parameters import subtests
 from .duties import DATA, network
-from .federated_runs import EVERYBODY, FEDERATION, SHARDS, federated, parameters
+from .federated_runs import EVERYBODY, FEDERATION, SHARDS, Diverging, federated, parameters
 
 ONE_EACH = [(DATA[0][i : i + 1], DATA[1][i : i + 1]) for i in range(24)]
 
@@ -165,16 +165,6 @@ def test_what_a_server_cannot_average_is_refused():
         federated(controlled)
     with pytest.raises(ValueError, match="an update is known at the global model alone"):
         federated(of_server(diff2(noise_multiplier=1.0)), federation=FEDERATION)
-
-
-class Diverging(Follow):
-    """Ends at infinity for the client of eleven records."""
-
-    def begin(self, state, round, noisy, size):
-        return size
-
-    def correct(self, state, round, point, update):
-        return update * float("inf") if state == 11 else update
 
 
 class Chatty(Follow):

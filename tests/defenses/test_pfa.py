@@ -87,10 +87,51 @@ def test_the_full_variant_has_a_budget_for_every_client_and_reads_no_public_data
     torch.testing.assert_close(parameters(alone), parameters(plain))
 
 
+def test_strict_clients_of_the_plus_variant_send_coefficients_along_the_last_rounds_directions():
+    budgets = (0.5, 0.5, 4.0, 4.0)
+    plus = federated(pfa(variant="plus", rank=3, budgets=budgets), schedule=EVERYBODY, public=None)
+    full = federated(pfa(variant="full", rank=3, budgets=budgets), schedule=EVERYBODY, public=None)
+    # No directions are known in round 0, which is that of the full variant.
+    assert {*plus.rounds[0].kinds.values()} == {"dense"}
+    assert torch.equal(plus.rounds[1].parameters, full.rounds[1].parameters)
+    first, second = plus.rounds[:2]
+    assert list(second.kinds.values()) == ["dense", "dense", "coefficients", "coefficients"]
+    rows = torch.stack([first.messages[client].tensors["values"] for client in (0, 1)])
+    moved, at = [], 0
+    for start, stop in LAYOUT.slices:  # two loose clients: two directions a tensor, or all numbers of a shorter one
+        rank = min(2, stop - start)
+        v = torch.linalg.svd(rows[:, start:stop], full_matrices=False).Vh[:rank]
+        # Both signs and rotations of a basis are found: what is compared is the span.
+        sent = [second.messages[client].tensors["values"][at : at + rank] for client in (2, 3)]
+        lengths = [(v @ full.rounds[1].messages[client].tensors["values"][start:stop]).norm() for client in (2, 3)]
+        for coefficients, length in zip(sent, lengths, strict=True):
+            torch.testing.assert_close(coefficients.norm(), length, rtol=1e-4, atol=1e-5)
+        moved.append((v, start, stop))
+        at += rank
+    assert second.bytes_up[2] == 4 * at and second.bytes_down[2] == 4 * (
+        LAYOUT.dim + sum(min(2, size) * size for size in LAYOUT.sizes)
+    )
+    strict = torch.stack([full.rounds[1].messages[client].tensors["values"] for client in (2, 3)]).mean(dim=0)
+    loose = torch.stack([second.messages[client].tensors["values"] for client in (0, 1)]).mean(dim=0)
+    inside = torch.cat([v.T @ (v @ strict[start:stop]) for v, start, stop in moved])
+    next_model = plus.rounds[2].parameters - second.parameters
+    torch.testing.assert_close(next_model, 0.5 * loose + 0.5 * inside, rtol=1e-4, atol=1e-5)
+
+
+def test_directions_of_the_plus_variant_stay_over_rounds_without_loose_clients():
+    schedule = RoundSchedule(((0, 1, 2), (2, 3), (2, 3)))
+    run = federated(pfa(variant="plus", rank=3, budgets=(0.5, 0.5, 4.0, 4.0)), schedule=schedule, public=None)
+    assert [*run.rounds[2].kinds.values()] == ["coefficients"] * 2
+    expected = [(run.ledgers[client].steps, run.ledgers[client].entries[0].noise_multiplier) for client in (0, 3)]
+    assert expected == [(4, 0.5), (8, 4.0)]
+
+
 def test_settings_of_one_variant_are_refused_by_the_other():
     with pytest.raises(ValueError, match="must go with variant 'full'"):
         pfa(budgets=(1.0, 2.0))
     with pytest.raises(ValueError, match="budgets must be a positive noise multiplier for every client"):
         pfa(variant="full")
+    with pytest.raises(ValueError, match="for every client in variant 'plus'"):
+        pfa(variant="plus")
     with pytest.raises(ValueError, match="budgets must be one for each of 4 clients, got 2"):
         federated(pfa(variant="full", budgets=(1.0, 2.0)))

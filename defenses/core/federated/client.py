@@ -80,6 +80,7 @@ class Client:
         memory: state of correlated noise of its local steps.
         update: state and context of the defense of its displacement; None for none.
         begun: whether its defense has started.
+        elsewhere: whether another process has its data, and charges its local steps.
     """
 
     number: int
@@ -97,6 +98,7 @@ class Client:
     memory: NoiseMemory = field(default_factory=NoiseMemory, repr=False)
     update: Stepper | None = None
     begun: bool = False
+    elsewhere: bool = False
 
     def snapshot(self) -> tuple[Any, ...]:
         """Returns the states that a lost round leaves unchanged; noise and charges are never taken back."""

@@ -40,6 +40,7 @@ from .local_training import LocalTrainer
 from .private_average import PrivateAverage, PrivateServer, context_of_server
 from .public_pool import SharedPublic
 from .schedule import RoundSchedule, draw_schedule
+from .secure_sum import refuse_small_rounds, shares_of
 from .server_view import ForeseenPlans
 
 
@@ -204,6 +205,11 @@ class FederatedSetup:
         place = s.method.noise_place
         of_clients = s.federation.sampling_of_clients(len(populated))
         own_rounds = s.federation.participants == "fixed"
+        shares = None
+        if not s.federation.shows_messages and place == "server":
+            shares = shares_of(s.federation, len(populated))
+        elif not s.federation.shows_messages:
+            refuse_small_rounds(s.federation, len(populated), hidden=False)
         self.remarks = unverified(
             rule=s.method.rule,
             messages=s.method.messages,
@@ -243,6 +249,7 @@ class FederatedSetup:
                 stepper=Stepper(s.method.client_defense(number), context, partial(self.trainer.place, number=None)),
                 state=self._rule.start(self.engine.layout),
                 update=self._update_stepper(),
+                elsewhere=not isinstance(shard, tuple),
             )
         private = None
         if isinstance(s.method.server, PrivateAverage):
@@ -256,6 +263,7 @@ class FederatedSetup:
                 ),
                 own_noise(self.key, "server", self.kind),
                 own_rounds=own_rounds,
+                shares=shares,
             )
         server = None if isinstance(s.method.server, PrivateAverage) else s.method.server.start(self.engine.layout)
         return FederationState(0, theta, server, clients, private, ForeseenPlans(s.method.client))

@@ -232,6 +232,8 @@ def charged_ranges(setup: ResumableFederation, client: int, first: int, end: int
     s, tau = setup.settings, setup.settings.federation.local_steps
     if s.method.noise_place == "server" and s.federation.participants != "fixed":
         return [(first, end)] if end > first else []
+    if s.method.noise_place != "server" and setup.state.clients[client].elsewhere:
+        return []
     own = [number for number in setup.schedule.rounds_of(client) if first <= number < end]
     if s.method.noise_place == "server":
         return [(number, number + 1) for number in own]

@@ -6,22 +6,22 @@ The plans of every client's scheduled steps are executed on empty batches over a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from ..gradients.executor import Release, add_noise
-from ..plan.defense import Context, Defense, NoisyPlan
+from ..plan.defense import Defense
+from ..plan.noise_correlation import StrategyRow
 from ..plan.public_data import ToyRows
 from ..privacy.ledger import Ledger
 from ..privacy.sampling import Sampling, fixed
-from ..randomness.noise import seeded
-from ..training.calibration import TOY_DIM, TOY_LAYOUT, calibrate
-from ..training.step import Account, Execute, Stepper
+from ..training.calibration import TOY_DIM, calibrate, rehearsal
+from ..training.step import Account
+from .federated_settings import refuse_unfit
 from .method import Federated
-from .schedule import Federation, RoundSchedule
+from .private_average import ClientAccounts, refuse_as_server
+from .schedule import Federation, RoundSchedule, refuse_cut_stream
+from .secure_sum import NoiseShares, refuse_small_rounds, shares_of
 
 
 def predict_federated(
@@ -35,12 +35,19 @@ def predict_federated(
         federation: shape of the run.
         sampling: sampler of a client's records.
         schedule: participants and losses of the rounds.
+
+    Raises:
+        ValueError: for a method, a shape or a schedule that a run would refuse.
     """
     method.check(len(sizes))
+    refuse_unfit(method, federation)
     clients = range(len(sizes))
-    schedule.check(federation, [client for client in clients if sizes[client]])
+    populated = [client for client in clients if sizes[client]]
+    schedule.check(federation, populated)
+    if not federation.shows_messages and method.noise_place != "server":
+        refuse_small_rounds(federation, len(populated), hidden=False)
     if method.noise_place == "local steps":
-        own = federation.samplings(sampling, sizes)
+        own, whole = federation.samplings(sampling, sizes), schedule.whole(populated)
         known: dict[object, Ledger] = {}
         ledgers = []
         for client in clients:
@@ -50,7 +57,8 @@ def predict_federated(
             ]
             key = (own[client], method.client_defense(client).noise_multiplier, tuple(steps_by_round))
             if key not in known:
-                known[key] = _of_records(method, method.client_defense(client), own[client], federation, steps_by_round)
+                defense = method.client_defense(client)
+                known[key] = _of_records(method, defense, own[client], federation, steps_by_round, whole=whole)
             ledgers.append(Ledger(own[client], list(known[key].entries)))
         return tuple(ledgers)
     if method.noise_place == "update":
@@ -59,15 +67,19 @@ def predict_federated(
             for client in clients
         ]
         return tuple(_of_rounds(method.private_part, fixed(1.0), federation, rounds) for rounds in sent)
-    populated = sum(1 for size in sizes if size)
-    of_clients = federation.sampling_of_clients(populated)
+    schedule.check_of_clients(federation, given=False)
+    shares = None if federation.shows_messages else shares_of(federation, len(populated))
+    own_rounds = federation.participants == "fixed"
+    refuse_as_server(method.private_part, federation.rounds, own_rounds=own_rounds, shared=shares is not None)
+    of_clients = federation.sampling_of_clients(len(populated))
     everyone = range(federation.rounds)
     return tuple(
         _of_rounds(
             method.private_part,
             of_clients,
             federation,
-            schedule.rounds_of(client) if federation.participants == "fixed" else everyone,
+            schedule.rounds_of(client) if own_rounds else everyone,
+            shares=shares,
         )
         if sizes[client]
         else Ledger(sampling)
@@ -114,11 +126,13 @@ def calibrate_federated(
     rounds = [len(schedule.rounds_of(client)) for client in range(len(sizes))]
     if not any(rounds):
         raise ValueError("schedule must have a client in some round, got none")
-    part, cases = method.private_part, []
+    part, cases, claimed_share = method.private_part, [], 1.0
     if method.noise_place == "update":
         cases.append((fixed(1.0), max(rounds), ()))
     elif method.noise_place == "server":
         populated = sum(1 for size in sizes if size)
+        if not federation.shows_messages:
+            claimed_share = shares_of(federation, populated).claimed_share
         fixed_rounds = federation.participants == "fixed"
         cases.append(
             (federation.sampling_of_clients(populated), max(rounds) if fixed_rounds else federation.rounds, ())
@@ -133,7 +147,7 @@ def calibrate_federated(
         calibrate(part, **target, sampling=own, steps=steps, before=before).calibrated_multiplier
         for own, steps, before in cases
     ]
-    return method.with_noise(max(multipliers))
+    return method.with_noise(max(multipliers) / claimed_share)
 
 
 def _of_records(
@@ -142,6 +156,8 @@ def _of_records(
     sampling: Sampling,
     federation: Federation,
     rounds: Sequence[tuple[int, int]],
+    *,
+    whole: bool,
 ) -> Ledger:
     """Returns the ledger of a client whose records are the unit.
 
@@ -150,11 +166,18 @@ def _of_records(
         defense: the client's.
         sampling: the client's.
         federation: shape of the run.
-        rounds: (number, local steps steps_by_round) of the client's rounds.
+        rounds: (number, local steps) of the client's rounds.
+        whole: whether every client takes every step of every round.
+
+    Raises:
+        ValueError: for a stream of correlated noise that a missed round would cut.
     """
     account = Account(Ledger(sampling))
     begun, tau = False, federation.local_steps
-    stepper, execute, parameters = _toy(defense, account, federation.steps, sampling.steps_per_epoch, tau)
+    epoch = sampling.steps_per_epoch
+    stepper, execute, parameters = rehearsal(
+        defense, account, steps=federation.steps, public=ToyRows(TOY_DIM), steps_per_epoch=epoch, round_steps=tau
+    )
     for number, steps in rounds:
         if not steps:
             continue
@@ -164,41 +187,57 @@ def _of_records(
         for plan in method.rule.releases(parameters.numel()):
             account.charge(plan, step=number * tau, one_off=True)
         for step in range(number * tau, number * tau + steps):
-            stepper.take(step, parameters.clone(), execute, account)
+            plan = stepper.take(step, parameters.clone(), execute, account).plan
+            refuse_cut_stream(None if plan is None else plan.plan.correlated, tau, whole=whole)
             parameters -= stepper.update
             stepper.judge(execute, account)
     return account.ledger
 
 
-def _of_rounds(defense: Defense, sampling: Sampling, federation: Federation, rounds: Sequence[int]) -> Ledger:
-    """Returns the ledger of a client that is the unit, from a dry run of its rounds."""
+def rows_of_a_round(defense: Defense, sampling: Sampling, federation: Federation) -> tuple[StrategyRow, ...]:
+    """Returns the positions in streams of correlated noise of a client's first round, by a dry run on a toy.
+
+    Args:
+        defense: of the client, with its noise multiplier set.
+        sampling: of the client.
+        federation: shape of the run.
+    """
     account = Account(Ledger(sampling))
-    stepper, execute, parameters = _toy(defense, account, federation.rounds, sampling.steps_per_epoch)
+    steps, tau, epoch = federation.steps, federation.local_steps, sampling.steps_per_epoch
+    stepper, execute, parameters = rehearsal(
+        defense, account, steps=steps, public=ToyRows(TOY_DIM), steps_per_epoch=epoch, round_steps=tau
+    )
+    rows: list[StrategyRow] = []
+    try:
+        stepper.start()
+        _, plan = defense.plan(copy.copy(stepper.state), stepper.context)
+        if plan.correlated is None:
+            return ()
+        for step in range(tau):
+            noisy = stepper.take(step, parameters.clone(), execute, account).plan
+            if noisy is not None and noisy.plan.correlated is not None:
+                rows.append(noisy.plan.correlated)
+    except Exception:
+        return ()  # a method that a toy cannot try is tried by its run
+    return tuple(rows)
+
+
+def _of_rounds(
+    defense: Defense,
+    sampling: Sampling,
+    federation: Federation,
+    rounds: Sequence[int],
+    *,
+    shares: NoiseShares | None = None,
+) -> Ledger:
+    """Returns the ledger of a client that is the unit, from a dry run of its rounds."""
+    ledger = Ledger(sampling)
+    account = ClientAccounts(Ledger(sampling), charged=[Account(ledger)], shares=shares)
+    epoch = sampling.steps_per_epoch
+    stepper, execute, parameters = rehearsal(
+        defense, account, steps=federation.rounds, public=ToyRows(TOY_DIM), steps_per_epoch=epoch
+    )
     stepper.start()
     for number in rounds:
         stepper.take(number, parameters.clone(), execute, account)
-    return account.ledger
-
-
-def _toy(
-    defense: Defense, account: Account, steps: int, per_epoch: int, round_steps: int = 1
-) -> tuple[Stepper, Execute, Tensor]:
-    """Returns a stepper over a toy layout, the executor of its plans on empty batches, and its parameters."""
-    noise, layout = seeded(0), TOY_LAYOUT
-
-    def execute(plan: NoisyPlan) -> Release:
-        sums = [torch.zeros(block.codec.size, dtype=torch.float64) for block in plan.blocks]
-        return add_noise(plan, sums, noise, torch.float32)
-
-    parameters = torch.zeros(layout.dim)
-    context = Context(
-        step=0,
-        steps=steps,
-        steps_per_epoch=per_epoch,
-        layout=layout,
-        parameters=parameters.clone(),
-        public=ToyRows(layout.dim),
-        one_off=account.one_off(execute),
-        round_steps=round_steps,
-    )
-    return Stepper(defense, context, parameters.copy_), execute, parameters
+    return ledger

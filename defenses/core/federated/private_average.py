@@ -9,7 +9,8 @@ Guarantee:
     with a secret key: add/remove, a Poisson-subsampled Gaussian a round. `fixed`: zero-out, a Gaussian for each of a
     client's rounds; neither add/remove nor replacement is claimed, for then a client displaces another. `partition`:
     zero-out, as in central training. Sums are divided by participation x clients, a public constant, never by the
-    replies. A missing or non-finite update is a zero row.
+    replies. A missing or non-finite update is a zero row. With noise in shares, the guarantee is that of
+    `secure_sum.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -32,6 +34,8 @@ from ..privacy.sampling import Sampling, full
 from ..randomness.noise import Noise
 from ..training.calibration import rehearsed
 from ..training.step import Account, Stepper
+from .messages.message import Message
+from .secure_sum import NoiseShares
 
 _TRIED = 4  # rounds of the dry run: methods with a memory plan their first step otherwise
 _QUERIES = (Gradient, GradientLess, NormWithin, EncodedNormWithin)
@@ -55,28 +59,25 @@ class ClientAccounts(Account):
 
     Attributes:
         charged: accounts of the clients that the release is about.
+        shares: division of the noise among clients, of which the claim counts on some; None for noise of the server.
     """
 
     charged: Sequence[Account] = ()
+    shares: NoiseShares | None = None
 
-    def charge(
-        self,
-        plan: NoisyPlan,
-        *,
-        step: int,
-        one_off: bool = False,
-        trial: bool = False,
-        sampling: Sampling | None = None,
-    ) -> None:
-        """Charges every client's account."""
+    def charge(self, plan: NoisyPlan, **options: Any) -> None:
+        """Charges every client's account, at the noise that the claim counts on."""
+        plan = plan if self.shares is None else self.shares.claimed(plan)
         for account in self.charged:
-            account.charge(plan, step=step, one_off=one_off, trial=trial, sampling=sampling)
+            account.charge(plan, **options)
 
 
 class PrivateServer:
     """The server of a run with a private average."""
 
-    def __init__(self, defense: Defense, context: Context, noise: Noise, *, own_rounds: bool) -> None:
+    def __init__(
+        self, defense: Defense, context: Context, noise: Noise, *, own_rounds: bool, shares: NoiseShares | None = None
+    ) -> None:
         """Starts the defense.
 
         Args:
@@ -85,20 +86,15 @@ class PrivateServer:
                 clients.
             noise: the server's secret source.
             own_rounds: whether a client is charged for its own rounds alone.
+            shares: division of the noise among the clients, whose sum alone is seen; None for noise of the server.
 
         Raises:
             ValueError: for a defense that needs other rows than the clients' updates.
         """
-        self.noise, self.memory, self._own_rounds = noise, NoiseMemory(), own_rounds
+        self.noise, self.memory, self.shares = noise, NoiseMemory(), shares
         self.stepper = Stepper(defense, context, lambda parameters: None)
         self.stepper.start()
-        _refuse_other_rows(defense, context.steps)
-        _, plan = defense.plan(copy.deepcopy(self.stepper.state), self.stepper.context)
-        if plan.correlated is not None and own_rounds:
-            raise ValueError(
-                f"'{defense.name}' has noise that is correlated over rounds, so participants must be 'partition', got "
-                "'fixed', which has no participation pattern"
-            )
+        refuse_as_server(defense, context.steps, own_rounds=own_rounds, shared=shares is not None)
 
     def average(
         self,
@@ -120,7 +116,7 @@ class PrivateServer:
         Returns:
             The displacement of the global model, before the server's learning rate.
         """
-        account = ClientAccounts(Ledger(sampling), self.noise.exact, charged=accounts)
+        account = self._account(accounts, sampling)
 
         def gradients(point: Tensor | None) -> Tensor:
             if point is not None:
@@ -131,6 +127,49 @@ class PrivateServer:
             return release_rows(plan, gradients, deltas, self.noise, self.memory)
 
         self.stepper.take(number, parameters, execute, account)
+        return self._moved()
+
+    def planned(self, number: int, parameters: Float[Tensor, " dim"]) -> NoisyPlan:
+        """Returns the plan of a round, with the noise of all shares: a function of public values and past releases."""
+        state, context = copy.deepcopy(self.stepper.state), self.stepper.context.at(number, parameters=parameters)
+        return self.stepper.defense.plan(state, context)[1].at(self.stepper.defense.calibrated_multiplier)
+
+    def open(
+        self,
+        number: int,
+        parameters: Float[Tensor, " dim"],
+        total: Message | None,
+        accounts: Sequence[Account],
+        sampling: Sampling,
+    ) -> Float[Tensor, " dim"] | None:
+        """Releases the sum of a round's messages, or aborts the round; charges it in both cases.
+
+        Args:
+            number: index of the round.
+            parameters: the global model.
+            total: sum of the messages; None for a round of too few, whose sum is not opened.
+            accounts: as for `average`.
+            sampling: as for `average`.
+
+        Returns:
+            As `average`; None for an aborted round, after which the defense is as before it.
+        """
+        account, shares = self._account(accounts, sampling), self.shares
+        if total is None or shares is None:
+            account.charge(self.planned(number, parameters), step=number)
+            return None
+
+        def execute(plan: NoisyPlan) -> Release:
+            return shares.opened(plan, total, parameters, self.noise)
+
+        self.stepper.take(number, parameters, execute, account)
+        return self._moved()
+
+    def _account(self, accounts: Sequence[Account], sampling: Sampling) -> ClientAccounts:
+        return ClientAccounts(Ledger(sampling), self.noise.exact, charged=accounts, shares=self.shares)
+
+    def _moved(self) -> Float[Tensor, " dim"]:
+        """Returns the displacement of the global model by the last release."""
         update = -self.stepper.update
         if self.stepper.moves is None:
             return update
@@ -138,8 +177,19 @@ class PrivateServer:
         return moves.decode(moves.encode(update.unsqueeze(0)).squeeze(0))
 
 
-def _refuse_other_rows(defense: Defense, rounds: int) -> None:
-    """Refuses plans that need more than a client's update, found by a dry run of the first rounds on a toy."""
+def refuse_as_server(defense: Defense, rounds: int, *, own_rounds: bool, shared: bool) -> None:
+    """Refuses defenses that cannot average clients, found by a dry run of the first rounds on a toy.
+
+    Args:
+        defense: with its noise multiplier set.
+        rounds: number of rounds.
+        own_rounds: whether a client is charged for its own rounds alone.
+        shared: whether the clients add the noise in shares.
+
+    Raises:
+        ValueError: for plans that need more than a client's update, or noise that is correlated over rounds where its
+            stream would be cut.
+    """
     for step in rehearsed(defense, Account(Ledger(full())), steps=min(rounds, _TRIED)):
         plan = None if step.plan is None else step.plan.plan
         if plan is None:
@@ -148,6 +198,14 @@ def _refuse_other_rows(defense: Defense, rounds: int) -> None:
             raise ValueError(f"'{defense.name}' cannot average clients: a round has no trial and no other start")
         if not all(isinstance(block.query, _QUERIES) for block in plan.blocks):
             raise ValueError(f"'{defense.name}' cannot average clients: an update is known at the global model alone")
+        if plan.correlated is not None and (own_rounds or shared):
+            argument, value = ("aggregation", "sum") if shared else ("participants", "fixed")
+            instead = "'messages'" if shared else "'partition'"
+            why = "in which a lost client takes its part away" if shared else "which has no participation pattern"
+            raise ValueError(
+                f"'{defense.name}' has noise that is correlated over rounds, so {argument} must be {instead}, got "
+                f"'{value}', {why}"
+            )
 
 
 def context_of_server(context: Context, *, rounds: int, sampling: Sampling, clients: float) -> Context:

@@ -28,6 +28,9 @@ class Round:
         spanned: whether optimizer and client rule leave the parameters in the span of the plans' updates.
         codec: codec that the messages have prepared at the global model; None for none.
         plans: plans that the client has executed; empty at the server.
+        client: number of the client; None at the server.
+        update: noisy update of the client's last local step [dim]; None where local steps have no noise.
+        summed: whether the server sees the sum of the messages alone, so that none may have positions of its own.
     """
 
     number: int
@@ -40,6 +43,9 @@ class Round:
     spanned: bool = True
     codec: Codec | None = None
     plans: tuple[StepPlan, ...] = ()
+    client: int | None = None
+    update: Float[Tensor, " dim"] | None = None
+    summed: bool = False
 
     @property
     def parameters(self) -> Float[Tensor, " dim"]:
@@ -60,13 +66,13 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """A client's message after the server has decoded it.
+    """A client's message after the server has decoded it, or the sum of a round's messages.
 
     Attributes:
-        client: number of the client.
-        delta: local model minus global model [dim], as decoded.
+        client: number of the client; -1 for a sum.
+        delta: local model minus global model [dim], as decoded; for a sum the weighted mean.
         weight: share of the client in the average; the weights of a round's replies sum to 1.
-        extras: further tensors of the message, by name.
+        extras: further tensors of the message, by name; for a sum their sums.
     """
 
     client: int

@@ -13,7 +13,8 @@ Guarantee:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,17 +29,19 @@ from ..randomness.keys import global_generators
 from ..training.interrupts import HeldInterrupts
 from ..training.labelled import LabelledData
 from ..training.settings import Execution, Recipe
-from ..training.step import Stepper
+from ..training.step import Account, Stepper
 from .client import Client, Elsewhere
 from .federated_settings import FederatedSettings
 from .federated_setup import FederatedSetup
 from .local_training import LocalResult
-from .messages.message import Message, with_extras
+from .messages.message import Message, dense_message, with_extras
 from .method import Federated
 from .private_average import PrivateAverage, stacked
 from .round import Reply, Round
-from .run import FederatedRun, RoundRecord
-from .schedule import Federation, RoundSchedule
+from .round_outcome import RoundOutcome
+from .run import FederatedRun
+from .schedule import Federation, RoundSchedule, refuse_cut_stream
+from .secure_sum import NoiseShares, added, hides_members, scaled
 
 
 def federate(
@@ -72,8 +75,9 @@ def federate(
         lr: learning rate of the local steps, eta.
         public: (inputs, labels) for methods that use public data; refused if an input is a client's.
         seed: key of the public randomness (schedule, masks, dropout); drawn if None.
-        key: secret key from which every client's keys of noise and sampler are hashed; drawn from the operating system
-            if None.
+        key: secret key from which every client's keys of noise and sampler are hashed, for this run alone: other runs
+            under it draw the same noise, which cancels in the difference of their messages. Drawn from the operating
+            system if None.
         exact: whether all noise is exact, from the operating system (`secure`).
         schedule: participants and losses of every round; drawn if None.
         recipe: optimizer, momentum, schedule, loss, augmentation and divisor of the local steps.
@@ -129,23 +133,12 @@ class OngoingFederation:
         """Refuses invalid models, data and settings; nothing is released yet."""
         self.setup = FederatedSetup(model, shards, public, settings)
         self.settings, self.trainer, self.state = settings, self.setup.trainer, self.setup.state
-        self._rule, self._first = settings.method.rule, self.state.round
+        self._rule, self._checked = settings.method.rule, False
 
     @property
     def schedule(self) -> RoundSchedule:
         """Participants and losses of every round."""
         return self.setup.schedule
-
-    def _refuse_cut_streams(self, round: Round) -> None:
-        """Refuses noise that is correlated over the steps of several rounds, if a client may miss one of them."""
-        row = next((plan.correlated for plan in round.foreseen or () if plan.correlated is not None), None)
-        whole = all({*clients} == {*self.state.clients} for clients in self.schedule.rounds)
-        if row is None or round.local_steps % row.strategy.steps == 0 or (whole and not self.schedule.lost):
-            return
-        raise ValueError(
-            f"noise that is correlated over steps must restart within a round of {round.local_steps} local steps, got "
-            f"a stream of {row.strategy.steps}: a client that misses a round would break it"
-        )
 
     def run(self) -> FederatedRun:
         """Takes the remaining rounds, from the start or from a checkpoint."""
@@ -212,6 +205,7 @@ class OngoingFederation:
             rates=self.trainer.rates(number * tau, tau),
             broadcast=broadcast,
             spanned=s.recipe.optimizer == "sgd" and self._rule.keeps_span,
+            summed=not s.federation.shows_messages and state.private is None,
         )
         self.trainer.round = known
         with global_generators(global_draws(self.setup.seed, number * tau), context.device):
@@ -219,13 +213,30 @@ class OngoingFederation:
             # An update's own release is what is sent: which numbers its local steps moved is no release.
             foreseen = None if s.method.update is not None else state.foreseen.of_round(context, tau)
             known = replace(known, foreseen=foreseen, codec=codec)
-        self._refuse_cut_streams(known)
+        whole = self.schedule.whole(tuple(state.clients))
+        for plan in known.foreseen or ():
+            refuse_cut_stream(plan.correlated, known.local_steps, whole=whole)
         s.method.messages.check(known)
-        return RoundOutcome(known, self.schedule.rounds[number])
+        return RoundOutcome(known, self.senders(number), shows_messages=s.federation.shows_messages)
+
+    def senders(self, number: int) -> tuple[int, ...]:
+        """Returns the clients that send in a round: all of them where nobody must see who is sampled."""
+        if self._shares is not None and hides_members(self.settings.federation):
+            return tuple(sorted(self.state.clients))
+        return self.schedule.rounds[number]
+
+    @property
+    def _shares(self) -> NoiseShares | None:
+        """Division of the noise among the clients; None for noise of the server, or in clients' own releases."""
+        return None if self.state.private is None else self.state.private.shares
 
     def close(self, outcome: RoundOutcome) -> None:
         """Moves the global model by the messages of a round."""
         self._aggregate(outcome)
+        self.end(outcome)
+
+    def end(self, outcome: RoundOutcome) -> None:
+        """Records a round."""
         self.state.records.append(outcome.record(keep=self.settings.keep_messages))
         self.state.round += 1
 
@@ -233,38 +244,63 @@ class OngoingFederation:
         """Trains a client and receives its message; a client that is lost keeps its states."""
         round, number = outcome.round, client.number
         outcome.sent_down(number)
+        sampled = number in self.schedule.rounds[round.number]
         steps = self.schedule.steps_of(number, round.number, round.local_steps)
         lost = (round.number, number) in self.schedule.lost
+        hidden = self._shares is not None and hides_members(self.settings.federation)
         if lost and not steps:
-            outcome.missing[number] = "is lost before its first local step"
+            outcome.missing[number] = "is lost" if hidden else "is lost before its first local step"
+            return
+        if not sampled:
+            if lost:
+                outcome.missing[number] = "is lost"
+            else:
+                outcome.messages[number] = self._share(client, round, None)
             return
         self.trainer.enter(client, round)
         before = client.snapshot()
         result = self.trainer.run(client, round, steps)
         client.rest()
-        outcome.plans[number] = result.plans
-        if round.number == self._first and number == outcome.clients[0]:
+        if not hidden:
+            outcome.plans[number] = result.plans
+        if not self._checked:
             self.setup.untrained.check()
+            self._checked = True
         if lost:
             client.restore(before)
-            outcome.missing[number] = f"is lost after {steps} local steps"
+            outcome.missing[number] = "is lost" if hidden else f"is lost after {steps} local steps"
             return
         message = self._message(client, round, result)
-        outcome.messages[number] = message
+        outcome.messages[number], outcome.before[number] = message, before
         if not message.finite:
             client.restore(before)
             outcome.missing[number] = "sends non-finite numbers"
+        elif self._shares is not None and not bool(result.delta.isfinite().all()):
+            client.restore(before)  # it has sent a share of noise on zero, which nobody can tell
 
     def _message(self, client: Client, round: Round, result: LocalResult) -> Message:
         """Returns a client's message, and takes its rule to the end of the round."""
         method, delta, plans = self.settings.method, result.delta, result.step_plans
+        # Without noise of its own, an update of a local step must not decide what is sent.
+        update = client.stepper.context.update if method.noise_place == "local steps" else None
         if client.update is not None:
             delta, plans = self._released(client, client.update, round, delta)
         client.state, extras = self._rule.finish(client.state, round, delta)
         if extras and method.noise_place == "server":
             raise ValueError("a client rule must send nothing beside its update to a private average, got more")
-        message = method.messages.encode(delta, replace(round, plans=plans))
-        return with_extras(message, extras)
+        known = replace(round, plans=plans, client=client.number, update=update)
+        message = with_extras(method.messages.encode(delta, known), extras)
+        if self._shares is not None:
+            return self._share(client, round, method.messages.decode(message, round))
+        return message
+
+    def _share(self, client: Client, round: Round, delta: Tensor | None) -> Message:
+        """Returns a client's bounded update with its share of the noise; of zero for a client that is not sampled."""
+        private, shares = self.state.private, self._shares
+        if private is None or shares is None:
+            raise ValueError("a share must be of the noise of a private average, got a run without one")
+        plan = private.planned(round.number, round.parameters)
+        return shares.message(plan, delta, round.parameters, client.noise)
 
     def _released(
         self, client: Client, stepper: Stepper, round: Round, delta: Tensor
@@ -282,23 +318,82 @@ class OngoingFederation:
         stepper.take(round.number, round.parameters, execute, client.account)
         return stepper.update, tuple(plans)
 
+    def _deltas(self, outcome: RoundOutcome) -> dict[int, Float[Tensor, " dim"]]:
+        """Returns the decoded displacement of every client that replied, by number."""
+        decode = self.settings.method.messages.decode
+        return {client: decode(message, outcome.round) for client, message in outcome.replied.items()}
+
+    def _weights(self, clients: Collection[int]) -> dict[int, float]:
+        """Returns the weights of clients in an average, before they are divided by their sum."""
+        by_size = self.settings.federation.weights == "size"
+        return {client: float(self.state.clients[client].size) if by_size else 1.0 for client in clients}
+
     def _aggregate(self, outcome: RoundOutcome) -> None:
         """Moves the global model by the replies of a round."""
-        s, state, round = self.settings, self.state, outcome.round
-        deltas = {
-            client: s.method.messages.decode(message, round)
-            for client, message in sorted(outcome.messages.items())
-            if client not in outcome.missing
-        }
+        if outcome.shows_messages:
+            self._average(outcome)
+            return
+        self.refuse_too_few(outcome)
+        replied = outcome.replied
+        if self._shares is None:
+            weights = self._weights(replied)
+            replied = {client: scaled(message, weights[client]) for client, message in replied.items()}
+            if len({message.kind for message in replied.values()}) > 1:  # one that leaves its positions is sent whole
+                decode = self.settings.method.messages.decode
+                replied = {
+                    client: replace(dense_message(decode(message, outcome.round)), extras=message.extras)
+                    for client, message in replied.items()
+                }
+                outcome.messages |= replied
+        if not outcome.aborted:
+            outcome.total = added(list(replied.values()))
+        self.open(outcome)
+
+    def refuse_too_few(self, outcome: RoundOutcome) -> None:
+        """Aborts a round of fewer messages than a sum must have; its clients' states are those before the round."""
+        least, count = self.settings.federation.least_survivors, len(outcome.replied)
+        if count >= least:
+            return
+        outcome.aborted = f"is aborted, with {count} messages of at least {least}"
+        for client, before in outcome.before.items():
+            self.state.clients[client].restore(before)
+
+    def open(self, outcome: RoundOutcome) -> None:
+        """Moves the global model by the sum of a round's messages, which is all that the server sees."""
+        s, state, round, total = self.settings, self.state, outcome.round, outcome.total
         if state.private is not None:
-            accounts = list({id(a): a for a in (state.clients[c].account for c in outcome.clients)}.values())
-            if s.federation.participants != "fixed":  # charged to everybody, also in a round without clients
-                accounts = [next(iter(state.clients.values())).account]
+            sampling = s.federation.sampling_of_clients(len(state.clients))
+            accounts = self._charged(outcome)
+            moved = state.private.open(round.number, state.parameters, total, accounts, sampling)
+        elif total is not None and not isinstance(s.method.server, PrivateAverage):
+            mean = scaled(total, 1.0 / sum(self._weights(outcome.replied).values()))
+            reply = Reply(-1, s.method.messages.decode(mean, round), 1.0, total.extras)
+            state.server, moved = s.method.server.aggregate(state.server, round, [reply])
+        else:
+            return
+        if moved is not None:
+            state.parameters = state.parameters + s.federation.server_lr * moved
+
+    def _charged(self, outcome: RoundOutcome) -> list[Account]:
+        """Returns the accounts that a release of the server is charged to."""
+        clients = self.state.clients
+        if self.settings.federation.participants != "fixed":  # everybody, also in a round without clients
+            return [next(iter(clients.values())).account]
+        return list({id(a): a for a in (clients[c].account for c in outcome.clients)}.values())
+
+    def _average(self, outcome: RoundOutcome) -> None:
+        """Moves the global model by the messages of a round, of which the server sees each."""
+        s, state, round = self.settings, self.state, outcome.round
+        deltas = self._deltas(outcome)
+        if s.observe is not None:
+            s.observe(deltas, self._weights(deltas))
+        if state.private is not None:
             rows = stacked([deltas.get(client) for client in sorted(outcome.clients)], state.parameters)
             sampling = s.federation.sampling_of_clients(len(state.clients))
+            accounts = self._charged(outcome)
             moved = state.private.average(round.number, state.parameters, rows, accounts, sampling)
         elif deltas and not isinstance(s.method.server, PrivateAverage):
-            weights = {c: float(state.clients[c].size) if s.federation.weights == "size" else 1.0 for c in deltas}
+            weights = self._weights(deltas)
             total = sum(weights.values())
             replies = [
                 Reply(client, delta, weights[client] / total, outcome.messages[client].extras)
@@ -315,6 +410,11 @@ class OngoingFederation:
         self.setup.engine.release_memory()
         self.setup.model.eval()
         return self.result()
+
+    def global_model(self) -> nn.Module:
+        """Returns a copy of the model at the global parameters, in evaluation mode."""
+        self.trainer.place(self.state.parameters, None)
+        return copy.deepcopy(self.setup.model).eval()
 
     def result(self) -> FederatedRun:
         """Returns the run up to the current round."""
@@ -345,43 +445,4 @@ class OngoingFederation:
             repeated=self.setup.file.file.repeated,
             remarks=tuple(remarks),
             unverified=tuple(sentence for sentence in remarks.values() if sentence),
-        )
-
-
-class RoundOutcome:
-    """Messages of a round as they arrive.
-
-    Attributes:
-        round: public facts of the round.
-        clients: scheduled clients, in the order in which they train.
-        missing: client -> reason why its message is not in the average.
-        messages: client -> message.
-        plans: client -> executed plans with their noise.
-    """
-
-    def __init__(self, round: Round, clients: tuple[int, ...]) -> None:
-        """Starts without messages."""
-        self.round, self.clients = round, clients
-        self.missing: dict[int, str] = {}
-        self.messages: dict[int, Message] = {}
-        self.plans: dict[int, tuple[NoisyPlan, ...]] = {}
-        self._down: dict[int, int] = {}
-
-    def sent_down(self, client: int) -> None:
-        """Counts global model and broadcast."""
-        parts = (self.round.parameters, *self.round.broadcast.values())
-        self._down[client] = sum(part.numel() * part.element_size() for part in parts)
-
-    def record(self, *, keep: bool) -> RoundRecord:
-        """Returns the record of the round."""
-        return RoundRecord(
-            number=self.round.number,
-            clients=self.clients,
-            missing=dict(self.missing),
-            bytes_up={client: message.bytes for client, message in self.messages.items()},
-            bytes_down=dict(self._down),
-            kinds={client: message.kind for client, message in self.messages.items()},
-            global_model=self.round.parameters if keep else None,
-            messages=dict(self.messages) if keep else {},
-            plans=dict(self.plans) if keep else {},
         )

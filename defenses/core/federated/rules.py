@@ -129,6 +129,11 @@ class Follow:
 class ServerRule(Protocol):
     """The server's part of a method: a function of decoded messages, hence post-processing."""
 
+    @property
+    def reads_sum(self) -> bool:
+        """True if a reply with the weighted mean and the summed extras of a round serves as well as all replies."""
+        ...
+
     def start(self, layout: Layout) -> State:
         """Returns the state before the first round."""
         ...
@@ -151,6 +156,11 @@ class ServerRule(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Average:
     """Weighted mean of the clients' displacements (FedAvg)."""
+
+    @property
+    def reads_sum(self) -> bool:
+        """True: the mean follows from the sum."""
+        return True
 
     def start(self, layout: Layout) -> State:
         """Returns no state."""

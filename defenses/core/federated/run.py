@@ -30,6 +30,27 @@ _OF_UNIT = {
     "client": "",
 }
 
+_OF_SUM = (
+    "the server learns the sum of a round's messages, of {least} clients or more, once and of one set of them, by a "
+    "protocol that is no part of this run; of a round's clients, {colluders} at most share their noise or their coins "
+    "with others; losses, and the time that a client takes, tell nothing of data; a client without its update still "
+    "sends its share of the noise"
+)
+
+
+def relation_of(relation: str, method: Federated, federation: Federation, *, size_public: bool) -> str:
+    """Returns the neighbouring relation of a federated claim.
+
+    Args:
+        relation: of the ledger's sampler.
+        method: of the run.
+        federation: of the run.
+        size_public: whether the clients' numbers of examples are treated as public.
+    """
+    by_size = federation.weights == "size" and size_public
+    in_shares = method.noise_place == "server" and not federation.shows_messages
+    return "zero_out" if relation == "add_remove" and (by_size or in_shares) else relation
+
 
 @dataclass(frozen=True, eq=False)
 class RoundRecord:
@@ -37,14 +58,16 @@ class RoundRecord:
 
     Attributes:
         number: index of the round.
-        clients: scheduled clients.
+        clients: scheduled clients; where nobody sees who is sampled, all that send.
         missing: client -> reason why its message is not in the average.
         bytes_up: client -> bytes of its message.
         bytes_down: client -> bytes of global model and broadcast.
         kinds: client -> form of its message.
         global_model: parameters before the round [dim]; None unless messages are kept.
-        messages: client -> message; empty unless messages are kept.
-        plans: client -> executed plans with their noise; empty unless messages are kept.
+        messages: client -> message; empty unless messages are kept, and where the server sees their sum alone.
+        plans: client -> executed plans with their noise; empty unless messages are kept, and as `messages`.
+        total: sum of the messages, where the server sees no other; None unless messages are kept.
+        aborted: reason why the sum was not opened; empty otherwise.
     """
 
     number: int
@@ -56,6 +79,8 @@ class RoundRecord:
     global_model: Float[Tensor, " dim"] | None = None
     messages: Mapping[int, Message] = field(default_factory=dict)
     plans: Mapping[int, tuple[NoisyPlan, ...]] = field(default_factory=dict)
+    total: Message | None = None
+    aborted: str = ""
 
     @property
     def parameters(self) -> Float[Tensor, " dim"]:
@@ -121,13 +146,14 @@ class FederatedRun:
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """Clients whose message is missing in a round, and clients without data, a sentence each."""
+        """Clients without data, missing messages, and aborted rounds, a sentence each."""
         missing = [
             f"round {record.number}: client {client} {reason}"
             for record in self.rounds
             for client, reason in sorted(record.missing.items())
         ]
-        return (*(f"client {client} has no data and is never scheduled" for client in self.empty), *missing)
+        aborted = [f"round {record.number}: {record.aborted}" for record in self.rounds if record.aborted]
+        return (*(f"client {client} has no data and is never scheduled" for client in self.empty), *missing, *aborted)
 
     def bytes_up(self, client: int) -> int:
         """Returns the bytes that a client has sent."""
@@ -153,7 +179,6 @@ class FederatedRun:
 
     def _claim(self, ledger: Ledger, delta: float) -> Claim:
         claim = ledger.claim(delta, unit=self.unit)
-        by_size = self.federation.weights == "size" and self.size_public and claim.relation == "add_remove"
         known = {"key_given": self.key_given, "public_used": self.public_used}
         known |= {"resumed": self.resumed, "repeated": self.repeated}
         assumes = (
@@ -162,7 +187,7 @@ class FederatedRun:
         )
         return replace(
             claim,
-            relation="zero_out" if by_size else claim.relation,
+            relation=relation_of(claim.relation, self.method, self.federation, size_public=self.size_public),
             assumes=assumes,
             unverified=self.unverified,
         )
@@ -171,6 +196,9 @@ class FederatedRun:
     def _of_server(self) -> str:
         if self.method.noise_place != "server":
             return ""
+        if not self.federation.shows_messages:
+            colluders, least = self.federation.colluders or "none", self.federation.least_survivors
+            return _OF_SUM.format(colluders=colluders, least=least)
         return (
             "the server is trusted: it sees every client's update without noise; the number of clients, from which the "
             "divisor of their sum follows, is public, and so are global models; participants, losses and bytes of its "

@@ -19,12 +19,15 @@ from typing import Literal
 
 import torch
 
+from ..plan.noise_correlation import StrategyRow
 from ..plan.refusals import refuse_count, refuse_unknown
 from ..privacy.sampling import Sampling, full, partition, poisson
 from ..randomness.keys import key_from, keyed, seed_from
 
 Participants = Literal["fixed", "poisson", "partition"]
 """Distribution of a round's clients."""
+Aggregation = Literal["messages", "sum"]
+"""The server's view of a round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,11 @@ class Federation:
         server_lr: factor of the averaged displacement, gamma.
         dropout: probability with which a scheduled client is lost in a round, after a uniform number of its local
             steps, from none to all; drawn with the schedule.
+        aggregation: the server's view of a round: all "messages", or their "sum" alone, by secure aggregation, which is
+            assumed and not implemented.
+        least_honest: h, least number of clients of a round whose messages come and who keep their noise to themselves,
+            for "sum"; a round of fewer is aborted. None for two where clients' messages are releases already.
+        colluders: largest number of a round's clients who share their noise with others, for "sum"; None for none.
     """
 
     rounds: int
@@ -53,6 +61,9 @@ class Federation:
     weights: Literal["uniform", "size"] = "uniform"
     server_lr: float = 1.0
     dropout: float = 0.0
+    aggregation: Aggregation = "messages"
+    least_honest: int | None = None
+    colluders: int | None = None
 
     def __post_init__(self) -> None:
         refuse_count("rounds", self.rounds)
@@ -66,6 +77,34 @@ class Federation:
             raise ValueError(f"server_lr must be a positive finite number, got {self.server_lr}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        refuse_unknown("aggregation", self.aggregation, ("messages", "sum"))
+        for name in ("least_honest", "colluders"):
+            refuse_count(name, getattr(self, name))
+            if self.aggregation == "messages" and getattr(self, name) is not None:
+                raise ValueError(f"{name} must be None with aggregation 'messages', got {getattr(self, name)}")
+
+    @property
+    def shows_messages(self) -> bool:
+        """True if the server, and so an attack, sees the messages of single clients."""
+        return self.aggregation == "messages"
+
+    @property
+    def least_survivors(self) -> int:
+        """Least number of messages whose sum is opened, of which `colluders` may be of dishonest clients."""
+        return 0 if self.shows_messages else (self.least_honest or 2) + (self.colluders or 0)
+
+    def senders(self, clients: int, *, hidden: bool) -> int:
+        """Returns the public number of clients that send in a round, m.
+
+        Args:
+            clients: number of clients with data.
+            hidden: whether clients that are not sampled send as well, so that nobody sees who is.
+        """
+        if hidden:
+            return clients
+        if self.participants == "partition":
+            return math.ceil(clients / self.sampling_of_clients(clients).steps_per_epoch)
+        return max(1, round(self.participation * clients))
 
     @property
     def steps(self) -> int:
@@ -151,6 +190,10 @@ class RoundSchedule:
         """Returns the local steps that a scheduled client takes in a round."""
         return min(self.lost.get((round, client), local_steps), local_steps)
 
+    def whole(self, populated: Sequence[int]) -> bool:
+        """Returns whether every client with data is in every round, and none is lost."""
+        return not self.lost and all({*clients} == {*populated} for clients in self.rounds)
+
     def check(self, federation: Federation, populated: Sequence[int]) -> None:
         """Refuses a schedule that does not fit the run.
 
@@ -201,6 +244,22 @@ class RoundSchedule:
                     )
 
 
+def refuse_cut_stream(row: StrategyRow | None, local_steps: int, *, whole: bool) -> None:
+    """Refuses noise that is correlated over the steps of several rounds, if a client may miss one of them.
+
+    Args:
+        row: position of a local step in a stream; None for independent noise.
+        local_steps: local steps of a round.
+        whole: whether every client takes every step of every round.
+    """
+    if row is None or whole or local_steps % row.strategy.steps == 0:
+        return
+    raise ValueError(
+        f"noise that is correlated over steps must restart within a round of {local_steps} local steps, got a stream "
+        f"of {row.strategy.steps}: a client that misses a round would break it"
+    )
+
+
 def draw_schedule(federation: Federation, populated: Sequence[int], *, seed: int, key: int) -> RoundSchedule:
     """Draws a schedule.
 
@@ -224,10 +283,13 @@ def draw_schedule(federation: Federation, populated: Sequence[int], *, seed: int
     lost = {}
     for number, members in enumerate(rounds):
         generator = keyed(seed_from(seed, "losses", number))
+        # Losses of everybody where all clients may send: those of the sampled ones would reveal how many there are.
+        everybody = not federation.shows_messages and federation.participants == "poisson"
+        losing = populated if everybody else members
         # By number, not by place in the round: otherwise a client that joins would decide which others are lost, and
         # change their rows of a sum in which it is the unit.
-        uniforms = torch.rand(2 * max(members, default=-1) + 2, generator=generator, dtype=torch.float64).tolist()
-        for client in members:
+        uniforms = torch.rand(2 * max(losing, default=-1) + 2, generator=generator, dtype=torch.float64).tolist()
+        for client in losing:
             uniform, share = uniforms[2 * client : 2 * client + 2]
             if uniform < federation.dropout:
                 lost[number, client] = min(federation.local_steps, int(share * (federation.local_steps + 1)))

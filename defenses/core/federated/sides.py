@@ -1,46 +1,52 @@
-"""The two sides of a federated run in the loop of another framework: a client's round, and the server's average.
+"""The two sides of a federated run in the loop of another framework: here a client's round.
 
 `ClientSide` has a client's data, keys, ledger and states, `ServerSide` the global model and the server's rule. Between
 them go dictionaries of NumPy arrays, which any framework can send: `ServerSide.arrays` is what a client gets,
-`local_round` returns its message, and `aggregate` moves the global model by the messages that came. With the same keys
-the models and the claims are those of `federate`. Both sides compute what a round's plans can move from the global
-model, public data and public seed alone, so a client may miss rounds.
+`local_round` returns its message, and `aggregate` moves the global model by the messages that came, `aggregate_sum` by
+their sum, where a protocol of secure aggregation opens no more (`server_side.py`). With the same keys the models and
+the claims are those of `federate`. Both sides compute what a round's plans can move from the global model, public data
+and public seed alone, so a client may miss rounds.
 
 Guarantee:
     As for `federate`: what leaves a client is its message, and its ledger is charged before it leaves. With a
     checkpoint, the message leaves after the file is written: a process that is killed before that has sent nothing, and
     the next one goes on with the ledger, sampler and states of the rounds that were sent, under fresh noise or, if
     noise is seeded, behind the draws of these rounds. Without a checkpoint a process forgets what an earlier one was
-    charged, and seeded noise starts again: a client must then be one process from its first round to its last.
+    charged, and seeded noise starts again: a client must then be one process from its first round to its last. The
+    same holds for a server with noise: a global model leaves after its file is written. With noise in shares of the
+    clients (`secure_sum.py`), a client charges its own ledger before it sends, and trusts no server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from ..privacy.ledger import Claim, Ledger
 from ..privacy.sampling import Sampling
 from ..training.labelled import LabelledData
 from ..training.settings import Execution, Recipe
-from .client import Elsewhere
-from .federated_settings import FederatedSettings
-from .messages.message import Message, from_arrays, to_arrays
+from .client import Client
+from .messages.message import Message, to_arrays
 from .method import Federated
 from .private_average import PrivateAverage
-from .rounds import OngoingFederation, RoundOutcome
+from .rounds import OngoingFederation
 from .schedule import Federation, RoundSchedule
-from .server_view import ForeseenPlans
-
-Arrays = Mapping[str, np.ndarray]
-_MODEL, _BROADCAST = "parameters", "broadcast/"
+from .secure_sum import hides_members, scaled
+from .server_view import ForeseenPlans, UnknownToServer, blind
+from .side_arrays import (
+    BROADCAST,
+    Arrays,
+    elsewhere,
+    parameters_of,
+    settings_of,
+    tensor_like,
+)
 
 
 class ClientSide:
@@ -82,8 +88,8 @@ class ClientSide:
             seed: key of the public randomness, the same for all sides.
             lr: learning rate of the local steps.
             public: public examples, the same for all sides.
-            key: secret key from which sampler and noise of this client are hashed; drawn from the operating system if
-                None.
+            key: secret key from which sampler and noise of this client are hashed, for this run alone; drawn from the
+                operating system if None.
             exact: whether noise is exact, from the operating system.
             recipe: optimizer, momentum, schedule, loss, augmentation and divisor of the local steps.
             execution: engine, memory and device.
@@ -91,19 +97,28 @@ class ClientSide:
                 data. None for a process that takes part in all rounds of its client.
 
         Raises:
-            ValueError: as `federate`; for a checkpoint under noise at the server.
+            ValueError: as `federate`; for a checkpoint under noise at the server; for noise in shares under a server's
+                defense whose plans follow from releases, which a client does not have.
         """
-        if method.noise_place == "server" and checkpoint is not None:
+        own = method.noise_place != "server"  # otherwise participants are part of the guarantee
+        self._shared = not (own or federation.shows_messages)
+        if not own and not self._shared and checkpoint is not None:
             raise ValueError("checkpoint must be None for a method with noise at the server, whose ledgers are there")
         if not 0 <= number < len(sizes):
             raise ValueError(f"number must be of one of {len(sizes)} clients, got {number}")
-        self.number, shards = number, _elsewhere(sizes)
+        self.number, shards = number, elsewhere(sizes)
         shards[number] = examples
-        settings = _settings(method, federation, sampling, recipe, execution, lr=lr, seed=seed, key=key, exact=exact)
+        settings = settings_of(method, federation, sampling, recipe, execution, lr=lr, seed=seed, key=key, exact=exact)
         nobody = RoundSchedule(((),) * federation.rounds)  # yet: a round is entered when it is taken
-        own = method.noise_place != "server"  # otherwise participants are part of the server's guarantee
-        settings = replace(settings, schedule=nobody if own else None, checkpoint=checkpoint)
+        # Coins of its own decide whether a client is sampled, where nobody else must know.
+        self._own_coins = self._shared and hides_members(federation)
+        entered = own or (self._shared and not self._own_coins)
+        settings = replace(settings, schedule=nobody if entered else None, checkpoint=checkpoint)
         self._federation = OngoingFederation(model, shards, public, settings)
+        if self._own_coins:  # losses are what happens
+            self._federation.setup.schedule = replace(self._federation.schedule, lost={})
+        if self._shared:
+            self._refuse_unknown_plans()
 
     @property
     def ledger(self) -> Ledger:
@@ -119,7 +134,7 @@ class ClientSide:
         Raises:
             ValueError: for noise at the server, which has the ledgers.
         """
-        if self._federation.settings.method.noise_place == "server":
+        if self._federation.settings.method.noise_place == "server" and not self._shared:
             raise ValueError("claim must be of a client with noise of its own: `ServerSide.claims` has the others")
         return self._federation.result().claims(delta)[self.number]
 
@@ -133,30 +148,63 @@ class ClientSide:
                 f"number must be of a round after those that the client has taken, from {state.round} to {rounds - 1}, "
                 f"got {number}: a round is taken once"
             )
-        sent = {name.removeprefix(_BROADCAST): part for name, part in arrays.items() if name.startswith(_BROADCAST)}
+        sent = {name.removeprefix(BROADCAST): part for name, part in arrays.items() if name.startswith(BROADCAST)}
         self._refuse_missing(sent)
         earlier = state.round, setup.schedule
-        state.round, state.parameters = number, _parameters(arrays, state.parameters)
+        state.round, state.parameters = number, parameters_of(arrays, state.parameters)
         state.foreseen = ForeseenPlans(federation.settings.method.client)  # of this round alone: others may be missed
-        clients = [*setup.schedule.rounds]
-        clients[number] = (self.number,)
-        setup.schedule = replace(setup.schedule, rounds=tuple(clients))
+        if not self._own_coins:
+            clients = [*setup.schedule.rounds]
+            clients[number] = (self.number,)
+            setup.schedule = replace(setup.schedule, rounds=tuple(clients))
         try:
-            outcome = federation.opened({name: _tensor(part, state.parameters) for name, part in sent.items()})
+            outcome = federation.opened({name: tensor_like(part, state.parameters) for name, part in sent.items()})
         except BaseException:  # no private example was read
             state.round, setup.schedule = earlier
             raise
         client = state.clients[self.number]
         before = client.account.ledger.steps
         state.round += 1  # even if the round fails: its batches must not be drawn again
+        if self._shared:
+            self._charge_shares(client, earlier[0], number)
         try:
             federation.take_part(client, outcome)
             setup.untrained.check()
         except BaseException:
-            self._note_failure(number, client.account.ledger.steps - before)
+            if not self._shared:
+                self._note_failure(number, client.account.ledger.steps - before)
             raise
         setup.file.save(setup, nothing_since=True)
-        return outcome.messages[self.number]
+        message = outcome.messages[self.number]
+        by_size = federation.settings.federation.weights == "size" and not federation.settings.federation.shows_messages
+        return scaled(message, float(client.size)) if by_size else message
+
+    def _charge_shares(self, client: Client, earlier: int, number: int) -> None:
+        """Charges the round, before a share is sent; where all clients send in all rounds, those since then as well."""
+        federation, private = self._federation, self._federation.state.private
+        if private is None:
+            return
+        shape, parameters = federation.settings.federation, federation.state.parameters
+        sampling = shape.sampling_of_clients(len(federation.state.clients))
+        for charged in range(number if shape.participants == "fixed" else earlier, number + 1):
+            private.open(charged, parameters, None, [client.account], sampling)
+
+    def _refuse_unknown_plans(self) -> None:
+        """Refuses a server's defense whose plans depend on earlier releases, which a client does not follow."""
+        private = self._federation.state.private
+        if private is None:
+            return
+        stepper = private.stepper
+        try:
+            stepper.defense.plan(copy.copy(stepper.state), blind(stepper.context.at(0), ("update", "one_off")))
+            reads = "" if stepper.state is None else "its state"
+        except UnknownToServer as unknown:
+            reads = str(unknown)
+        if reads:
+            raise ValueError(
+                f"'{stepper.defense.name}' must plan a round without {reads}, got noise in shares of clients, which do "
+                "not follow the server's releases; take dp_sgd, or run `federate`"
+            )
 
     def _refuse_missing(self, sent: Arrays) -> None:
         """Refuses a broadcast without a tensor that the server's rule sends, before a step reads it."""
@@ -165,7 +213,7 @@ class ClientSide:
             return
         missing = sorted({*rule.broadcast(self._federation.state.server)} - {*sent})
         if missing:
-            raise ValueError(f"arrays must have '{_BROADCAST}{missing[0]}' of the server's rule, got {sorted(sent)}")
+            raise ValueError(f"arrays must have '{BROADCAST}{missing[0]}' of the server's rule, got {sorted(sent)}")
 
     def _note_failure(self, number: int, charged: int) -> None:
         """Notes in the schedule how much of a round without a message was charged."""
@@ -192,186 +240,3 @@ def local_round(client: ClientSide, number: int, arrays: Arrays) -> dict[str, np
             without what the server's rule sends. A round that fails after its first step is taken, and stays charged.
     """
     return to_arrays(client.take(number, arrays))
-
-
-class ServerSide:
-    """The server of a federated run: global model, rule, schedule and, with a private average, ledgers of clients."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        method: Federated,
-        *,
-        sizes: Sequence[int],
-        federation: Federation,
-        sampling: Sampling,
-        seed: int,
-        lr: float = 0.1,
-        public: LabelledData | None = None,
-        key: int | None = None,
-        schedule: RoundSchedule | None = None,
-        recipe: Recipe | None = None,
-        execution: Execution | None = None,
-    ) -> None:
-        """Takes the settings of the run; the server has no private data.
-
-        Args:
-            model: the initial global model; `aggregate` moves it in place.
-            method: with its noise multiplier set.
-            sizes: public number of examples of every client; 0 for a client without data.
-            federation: shape of the run.
-            sampling: as at the clients.
-            seed: as at the clients.
-            lr: as at the clients.
-            public: as at the clients.
-            key: secret key of the server, of its noise and of `poisson` participants; drawn from the operating system
-                if None.
-            schedule: participants of every round; drawn if None.
-            recipe: as at the clients.
-            execution: engine, memory and device.
-        """
-        settings = _settings(method, federation, sampling, recipe, execution, lr=lr, seed=seed, key=key, exact=False)
-        self._federation = OngoingFederation(model, _elsewhere(sizes), public, replace(settings, schedule=schedule))
-
-    @property
-    def round(self) -> int:
-        """Index of the next round."""
-        return self._federation.state.round
-
-    @property
-    def clients(self) -> tuple[int, ...]:
-        """Numbers of the clients of the next round; nobody after the last."""
-        rounds = self._federation.schedule.rounds
-        return rounds[self.round] if self.round < len(rounds) else ()
-
-    @property
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Global model and broadcast, for the clients of the next round."""
-        state, rule = self._federation.state, self._federation.settings.method.server
-        broadcast = {} if state.private is not None else rule.broadcast(state.server)  # pyright: ignore[reportAttributeAccessIssue]  a rule
-        named = {_MODEL: state.parameters} | {_BROADCAST + name: part for name, part in broadcast.items()}
-        return {name: part.detach().cpu().numpy().copy() for name, part in named.items()}
-
-    @property
-    def losses(self) -> tuple[str, ...]:
-        """Clients whose message is missing in a round, a sentence each."""
-        return self._federation.result().losses
-
-    def claims(self, delta: float) -> tuple[Claim, ...]:
-        """Returns the guarantee of every client at `delta`, where the server's noise proves it.
-
-        Args:
-            delta: in (0, 1).
-
-        Raises:
-            ValueError: for noise at the clients, whose ledgers are theirs.
-        """
-        if self._federation.settings.method.noise_place != "server":
-            raise ValueError("claims must be of a server with noise: `ClientSide.claim` has the others")
-        return self._federation.result().claims(delta)
-
-    def average(self, replies: Mapping[int, Arrays]) -> None:
-        """Moves the global model; see `aggregate`."""
-        federation, like = self._federation, self._federation.state.parameters
-        if self.round == federation.settings.federation.rounds:
-            raise ValueError(f"the run must have another round, got one after its {self.round} rounds")
-        unexpected = sorted({*replies} - {*self.clients})
-        if unexpected:
-            raise ValueError(f"replies must be of clients of the round, {self.clients}, got {unexpected}")
-        messages = {client: _on(from_arrays(arrays), like) for client, arrays in replies.items()}
-        federation.state.foreseen = ForeseenPlans(federation.settings.method.client)  # as at the clients
-        outcome = federation.opened()
-        for client in outcome.clients:
-            outcome.sent_down(client)
-            self._receive(client, messages.get(client), outcome)
-        federation.close(outcome)
-        federation.trainer.place(federation.state.parameters, None)
-
-    def _receive(self, client: int, message: Message | None, outcome: RoundOutcome) -> None:
-        """Notes a client's message, or why it is missing."""
-        if message is None:
-            outcome.missing[client] = "sends no reply"
-            return
-        outcome.messages[client] = message
-        if not message.finite:
-            outcome.missing[client] = "sends non-finite numbers"
-            return
-        delta = self._federation.settings.method.messages.decode(message, outcome.round)
-        if delta.shape != outcome.round.parameters.shape:
-            raise ValueError(
-                f"a message must have the {len(outcome.round.parameters)} numbers of the model, got "
-                f"{list(delta.shape)} of client {client}"
-            )
-
-
-def aggregate(server: ServerSide, replies: Mapping[int, Arrays]) -> dict[str, np.ndarray]:
-    """Moves the global model by the messages of a round; clients of the round without a message are lost.
-
-    Args:
-        server: its model, states and ledgers change.
-        replies: client -> arrays of `local_round`.
-
-    Returns:
-        Global model and broadcast for the next round, `ServerSide.arrays`.
-
-    Raises:
-        ValueError: for a reply of a client that is not in the round, or a message that does not fit the model; the
-            round is still open then.
-    """
-    server.average(replies)
-    return server.arrays
-
-
-def _elsewhere(sizes: Sequence[int]) -> list[Any]:
-    return [Elsewhere(size) if size else None for size in sizes]
-
-
-def _settings(
-    method: Federated,
-    federation: Federation,
-    sampling: Sampling,
-    recipe: Recipe | None,
-    execution: Execution | None,
-    *,
-    lr: float,
-    seed: int,
-    key: int | None,
-    exact: bool,
-) -> FederatedSettings:
-    return FederatedSettings(
-        method=method,
-        federation=federation,
-        sampling=sampling,
-        lr=lr,
-        seed=seed,
-        key=key,
-        exact=exact,
-        schedule=None,
-        recipe=recipe or Recipe(),
-        execution=execution or Execution(),
-        keep_messages=False,
-        checkpoint=None,
-        checkpoint_every=None,
-        progress=None,
-    )
-
-
-def _tensor(array: np.ndarray, like: Tensor) -> Tensor:
-    return torch.from_numpy(np.array(array)).to(like)
-
-
-def _parameters(arrays: Arrays, like: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-    """Returns the global model that a server has sent."""
-    parameters = arrays.get(_MODEL)
-    if parameters is None or parameters.shape != like.shape:
-        size = "none" if parameters is None else list(parameters.shape)
-        raise ValueError(f"arrays must have the {len(like)} numbers of the model under '{_MODEL}', got {size}")
-    return _tensor(parameters, like)
-
-
-def _on(message: Message, like: Tensor) -> Message:
-    """Returns a message with its tensors on a device."""
-    tensors = {name: part.to(like.device) for name, part in message.tensors.items()}
-    return replace(
-        message, tensors=tensors, extras={name: part.to(like.device) for name, part in message.extras.items()}
-    )

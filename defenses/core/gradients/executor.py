@@ -95,6 +95,17 @@ def add_noise(
             sums = [noise.add(values, std) for values, std in zip(sums, plan.stds, strict=True)]
         else:
             sums = memory.add(row, list(sums), plan.fresh_stds, noise)
+    return opened(plan, sums, dtype)
+
+
+def opened(plan: NoisyPlan, sums: Sequence[Tensor], dtype: torch.dtype) -> Release:
+    """Returns the release of noisy sums.
+
+    Args:
+        plan: the executed plan.
+        sums: of each block, with their noise.
+        dtype: dtype of the release.
+    """
     # The dtype is compared first: a conversion that changes nothing takes 3 us.
     noisy = tuple([values if values.dtype == dtype else values.to(dtype) for values in sums])
     # Decoded after the rounding to `dtype`: `total` is then a function of `noisy`, and releases nothing further.

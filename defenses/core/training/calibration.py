@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import torch
+from jaxtyping import Float
 from scipy.optimize import brentq
-from torch import nn
+from torch import Tensor, nn
 
 from ..gradients.executor import Release, add_noise
 from ..plan.defense import LARGEST_MULTIPLIER, LEAST_MULTIPLIER, Context, Defense, NoisyPlan, checked_multiplier
@@ -29,7 +30,7 @@ from ..privacy.sampling import Sampling
 from ..privacy.tradeoff import gaussian_shift, of_events
 from ..randomness.noise import seeded
 from .assumptions import unverified
-from .step import Account, Stepper
+from .step import Account, Execute, Stepper
 from .transcript import Step
 
 _OF_GRID = 1e-6
@@ -119,28 +120,17 @@ def rehearsed(
     """
     if not 1 <= steps <= _MOST_STEPS:
         raise ValueError(f"steps must be from 1 to {_MOST_STEPS} for a prediction, got {steps}")
-    # With noise although there are no data: after releases of zeros a method may plan differently (DPDR has no
-    # direction).
-    noise = seeded(0)
-
-    def execute(plan: NoisyPlan) -> Release:
-        sums = [torch.zeros(block.codec.size, dtype=torch.float64) for block in plan.blocks]
-        return add_noise(plan, sums, noise, torch.float32)
-
-    parameters = torch.zeros(layout.dim)
-    context = Context(
-        step=0,
+    stepper, execute, parameters = rehearsal(
+        defense,
+        account,
         steps=steps,
         steps_per_epoch=account.ledger.sampling.steps_per_epoch,
         layout=layout,
-        parameters=parameters.clone(),
         public=public or ToyRows(layout.dim),
         seed=seed,
         architecture=architecture,
         input_shape=input_shape,
-        one_off=account.one_off(execute),
     )
-    stepper = Stepper(defense, context, parameters.copy_)
     stepper.start()
     chosen = range(steps) if only is None else sorted(only)
     for step in chosen if others is None else range(max(chosen) + 1):
@@ -150,6 +140,31 @@ def rehearsed(
         stepper.hold(parameters.clone())
         verdict = stepper.judge(execute, payer)
         yield replace(executed, verdict=verdict)
+
+
+def rehearsal(
+    defense: Defense, account: Account, *, layout: Layout = TOY_LAYOUT, **public: Any
+) -> tuple[Stepper, Execute, Float[Tensor, " dim"]]:
+    """Returns a stepper before its start, the executor of its plans on empty batches, and the parameters.
+
+    Args:
+        defense: with its noise multiplier set.
+        account: charged for one-off releases.
+        layout: layout of the trained parameters.
+        public: further fields of the first step's context.
+    """
+    # With noise although there are no data: after releases of zeros a method may plan differently (DPDR has no
+    # direction).
+    noise = seeded(0)
+
+    def execute(plan: NoisyPlan) -> Release:
+        sums = [torch.zeros(block.codec.size, dtype=torch.float64) for block in plan.blocks]
+        return add_noise(plan, sums, noise, torch.float32)
+
+    parameters = torch.zeros(layout.dim)
+    release = account.one_off(execute)
+    context = Context(step=0, layout=layout, parameters=parameters.clone(), one_off=release, **public)
+    return Stepper(defense, context, parameters.copy_), execute, parameters
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,6 +126,100 @@ def test_a_method_that_does_not_fit_the_clients_is_skipped_with_its_sentence(ent
     assert re.match(sentence, reason)
 
 
+@subtests(
+    "entry, clients, task, sentence",
+    [
+        (
+            '{ name = "dp_ftrl", tree_per_epoch = false }',
+            "",
+            'sampling = "partition"',
+            "dp_ftrl does not fit these clients: noise that is correlated over steps must restart within a round of 4 "
+            "local steps, got a stream of 16: a client that misses a round would break it",
+        ),
+        (
+            '{ name = "dp_ftrl" }',
+            'unit = "client"',
+            "",
+            "dp_ftrl does not fit these clients: 'dp_ftrl' has noise that is correlated over rounds, so participants "
+            "must be 'partition', got 'fixed', which has no participation pattern",
+        ),
+        (
+            '{ name = "dpsur" }',
+            'unit = "client"',
+            "",
+            "dpsur does not fit these clients: 'dpsur' cannot average clients: a round has no trial and no other start",
+        ),
+        (
+            '{ name = "fed_lrs" }',
+            'aggregation = "sum"',
+            "",
+            "fed_lrs does not fit these clients: aggregation must be 'messages' for 'fed_lrs', got 'sum': its messages "
+            "have positions of their own, which a sum does not show",
+        ),
+        (
+            '{ name = "dp_fed_avg" }',
+            'aggregation = "sum"',
+            "",
+            "dp_fed_avg does not fit these clients: least_honest must be set for aggregation 'sum' where the noise is "
+            "in the server's average, got None: the claim counts on the shares of as many clients",
+        ),
+        (
+            '{ name = "dp_fed_avg" }',
+            'aggregation = "sum", least_honest = 2, colluders = 1',
+            "",
+            "dp_fed_avg does not fit these clients: least_honest + colluders must be at most the 2 clients that send "
+            "in a round, got 2 + 1",
+        ),
+    ],
+)
+def test_what_a_run_would_refuse_by_its_noise_is_skipped_before_any_computation(
+    entry, clients, task, sentence, suite_of
+):
+    text = SUITE.replace('{ name = "fed_avg" }', entry).replace("local_steps = 2", "local_steps = 4")
+    text = text.replace("participation = 0.7", f"participation = 0.7, {clients}" if clients else "participation = 0.7")
+    text = text.replace("lr = 0.5", f"lr = 0.5, {task}" if task else "lr = 0.5")
+    name = entry.split('"')[1]
+    cells = [c for c in plan(suite_of(text)).cells if c.request.defense.name == name and not c.request.attack]
+    assert {cell.skip for cell in cells} == {sentence}
+
+
+@subtests(
+    "entry, clients",
+    [
+        ('{ name = "dp_ftrl" }', "participation = 0.7"),
+        ('{ name = "dp_ftrl", tree_per_epoch = false }', "participation = 1.0"),
+        ('{ name = "band_mf", bands = 2 }', 'unit = "client", participants = "partition", participation = 0.4'),
+        ('{ name = "dp_fed_avg" }', 'participation = 0.7, aggregation = "sum", least_honest = 1, colluders = 1'),
+        ('{ name = "scaffold" }', 'participation = 0.7, aggregation = "sum"'),
+    ],
+)
+def test_noise_that_rounds_do_not_cut_is_not_skipped(entry, clients, suite_of):
+    text = SUITE.replace('{ name = "fed_avg" }', entry).replace("local_steps = 2", "local_steps = 4")
+    text = text.replace("lr = 0.5", 'lr = 0.5, sampling = "partition"')
+    text = text.replace("participation = 0.7", clients)
+    name = entry.split('"')[1]
+    cells = [c for c in plan(suite_of(text)).cells if c.request.defense.name == name and not c.request.attack]
+    assert cells and {cell.skip for cell in cells} == {""}
+
+
+def test_attacks_on_single_messages_are_not_offered_under_a_sum(suite_of):
+    assert federation.hides_messages(suite_of(SUITE).federated, "message_likelihood") == ""
+    summed = suite_of(SUITE.replace("participation = 0.7", 'participation = 0.7, aggregation = "sum"')).federated
+    assert federation.hides_messages(summed, "message_likelihood") == (
+        "message_likelihood reads the messages of a client, and aggregation = 'sum' shows the server their sum alone"
+    )
+
+
+def test_the_default_aggregation_moves_no_id(suite_of):
+    def ids(text):
+        return {cell.id for cell in plan(suite_of(text)).cells}
+
+    named = SUITE.replace("participation = 0.7", 'participation = 0.7, aggregation = "messages"')
+    summed = SUITE.replace("participation = 0.7", 'participation = 0.7, aggregation = "sum"')
+    assert ids(named) == ids(SUITE)
+    assert not {i for i in ids(summed) if "public" not in i} & ids(SUITE)
+
+
 def test_clients_hold_the_private_examples_and_a_seed_decides_which(suite_of):
     request = request_of(suite_of(SUITE))
     pool = load_data("digits", 0, request.training.sizes).private

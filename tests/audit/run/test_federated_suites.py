@@ -108,3 +108,25 @@ def test_noise_of_the_operating_system_proves_the_same(tmp_path, results):
     fresh, seeded = (of(those, "fed_avg").claim for those in (records, results[1]))
     assert fresh is not None and seeded is not None
     assert fresh.epsilon == pytest.approx(seeded.epsilon)
+
+
+def test_records_of_sums_have_claims_that_are_computed_again_and_no_drift(tmp_path):
+    """Of two clients in a round, one may reveal its noise: claims of clients are at z sqrt(1/2), under zero-out."""
+    text = TOY.replace("seeds = [0, 2]", "seeds = [0]\ncontrols = false")
+    for changes in (
+        'participation = 0.7, aggregation = "sum", least_honest = 1, colluders = 1',
+        'participation = 0.7, participants = "poisson", dropout = 0.2, aggregation = "sum", least_honest = 1',
+    ):
+        folder = tmp_path / str(len(changes))
+        folder.mkdir()
+        records = run(text.replace("participation = 0.7", changes), folder)
+        skipped = {record.defense.name for record in records if record.status != "ok"}
+        assert skipped == {"pfa"}
+        assert {contradiction(r, folder / "records") for r in records if r.status == "ok"} == {""}
+        averaged = of(records, "dp_fed_avg")
+        assert averaged.claim is not None and averaged.claim.relation == "zero_out"
+        assert averaged.claim.epsilon == pytest.approx(3.0, rel=0.02)
+        lower = dataclasses.replace(averaged, noise_multiplier=(averaged.noise_multiplier or 0.0) / 2**0.5)
+        assert "does not follow from its steps" in claim_fault(lower)
+        drift = of(records, "fed_avg", "rounds").metrics["relative_drift"]
+        assert drift.reason == "aggregation = 'sum' shows no single reply"

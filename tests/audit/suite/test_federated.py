@@ -37,6 +37,8 @@ def test_a_table_of_clients_is_the_federation_that_it_says():
         rounds=7, local_steps=15, participation=0.5, participants="poisson", equal="batch", server_lr=0.5
     )
     assert table.federation(steps_per_epoch=5) == expected
+    summed = FederatedTable(clients=4, rounds=7, local_steps=1, aggregation="sum", least_honest=2, colluders=1)
+    assert summed.federation(1) == Federation(rounds=7, aggregation="sum", least_honest=2, colluders=1)
 
 
 @subtests(
@@ -54,6 +56,16 @@ def test_a_table_of_clients_is_the_federation_that_it_says():
             "federated: shards must go with split = 'shards', got 'dirichlet'",
         ),
         (CLIENTS, CLIENTS + ", least = 3", "federated: least must go with split = 'dirichlet', got 'iid'"),
+        (
+            CLIENTS,
+            CLIENTS + ", least_honest = 2",
+            "federated: least_honest must go with aggregation = 'sum', got 'messages'",
+        ),
+        (
+            CLIENTS,
+            CLIENTS + ', aggregation = "messages", colluders = 2',
+            "federated: colluders must go with aggregation = 'sum', got 'messages'",
+        ),
         (
             CLIENTS,
             CLIENTS + ', split = "classes"',

@@ -33,6 +33,11 @@ OUTSIDE = 1e-3
 class Messages(Protocol):
     """Codec of a method's messages."""
 
+    @property
+    def adds(self) -> bool:
+        """True if all messages of a round can have the same public positions, so that their sum can be decoded."""
+        ...
+
     def prepare(self, context: Context) -> Codec | None:
         """Returns a codec that all parties compute themselves at the global model, or None."""
         ...
@@ -64,6 +69,11 @@ class Reachable:
     def __post_init__(self) -> None:
         refuse_unknown("outside", self.outside, ("dense", "refuse"))
 
+    @property
+    def adds(self) -> bool:
+        """True: positions of a client's own are not used in a sum."""
+        return True
+
     def prepare(self, context: Context) -> None:
         """Returns None: the plans decide."""
 
@@ -90,6 +100,8 @@ class Reachable:
         public = foreseen is not None and same(movable, foreseen)
         if isinstance(movable, Coordinates):
             if not bool(_without(delta, movable).any()):
+                if round.summed and not public:
+                    return dense_message(delta)  # positions of its own cannot be added to those of others
                 return at_coordinates(delta, movable.kept, public=public)
             return self._instead(delta, "it moves coordinates that the plans do not release")
         if isinstance(movable, Subspace):
@@ -130,13 +142,27 @@ class LargestEntries:
 
     Attributes:
         sparsity: fraction of the entries to drop, in [0, 1).
+        score: entries are ranked by their "size", |delta_j|, or by their "effect", |delta_j u_j|, with u the noisy
+            update of the last local step: to first order the change of the loss.
     """
 
     sparsity: float
+    score: Literal["size", "effect"] = "size"
 
     def __post_init__(self) -> None:
+        refuse_unknown("score", self.score, ("size", "effect"))
         if not 0 <= self.sparsity < 1:
             raise ValueError(f"sparsity must be in [0, 1), got {self.sparsity}")
+
+    @property
+    def adds(self) -> bool:
+        """True at sparsity 0: otherwise every client has positions of its own."""
+        return not self.sparsity
+
+    @property
+    def reads_update(self) -> bool:
+        """True if an update of a local step decides the positions, which must then have noise."""
+        return self.score == "effect" and bool(self.sparsity)
 
     def prepare(self, context: Context) -> None:
         """Returns None: positions are sent."""
@@ -145,11 +171,20 @@ class LargestEntries:
         """Accepts every round."""
 
     def encode(self, delta: Float[Tensor, " dim"], round: Round) -> Message:
-        """Returns the ceil((1 - sparsity) dim) entries of largest absolute value; all of them at sparsity 0."""
+        """Returns the ceil((1 - sparsity) dim) entries of largest score; all of them at sparsity 0.
+
+        Raises:
+            ValueError: for scores by effect without a noisy update.
+        """
         if not self.sparsity:
             return dense_message(delta)
-        count = kept_count(len(delta), self.sparsity)
-        return at_coordinates(delta, delta.abs().topk(count).indices.sort().values, public=False)
+        scores = delta.abs()
+        if self.reads_update:
+            if round.update is None:
+                raise ValueError("score must be 'size' without a noisy update of the last local step, got 'effect'")
+            scores = scores * round.update.abs()
+        kept = scores.topk(kept_count(len(delta), self.sparsity)).indices.sort().values
+        return at_coordinates(delta, kept, public=False)
 
     def decode(self, message: Message, round: Round) -> Float[Tensor, " dim"]:
         """Returns the entries at their positions, zero elsewhere."""
@@ -170,6 +205,11 @@ class PublicCoefficients:
     """
 
     subspace: PublicSubspace
+
+    @property
+    def adds(self) -> bool:
+        """True: all clients have the same directions."""
+        return True
 
     def prepare(self, context: Context) -> Subspace:
         """Returns the subspace of public gradients at the global model."""

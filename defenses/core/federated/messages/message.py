@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -22,8 +22,9 @@ from torch import Tensor
 from ...plan.codec import Coordinates, Subspace, marked
 from ...plan.refusals import refuse_unknown
 
-MessageKind = Literal["dense", "values", "indexed", "bitmap", "coefficients"]
-"""Form of a message: all numbers; numbers at public positions, with indices or with a bitmap; coefficients."""
+MessageKind = Literal["dense", "values", "indexed", "bitmap", "coefficients", "shares"]
+"""Form of a message: all numbers; numbers at public positions, with indices or with a bitmap; coefficients; bounded
+rows of a private average with a share of its noise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +136,7 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> Message:
     parts = {name.partition("/")[2]: part for name, part in tensors.items() if not name.startswith("extra/")}
     extras = {name.partition("/")[2]: part for name, part in tensors.items() if name.startswith("extra/")}
     (kind,) = kinds
-    refuse_unknown("kind", kind, ("dense", "values", "indexed", "bitmap", "coefficients"))
+    refuse_unknown("kind", kind, get_args(MessageKind))
     return Message(kind, parts, extras)  # pyright: ignore[reportArgumentType]  checked above
 
 

@@ -22,11 +22,14 @@ from leakbench.defenses.core import (
     draw_schedule,
     fixed,
     full,
+    partition,
     poisson,
     predict_federated,
 )
 from leakbench.defenses.dp_fed_avg import dp_fed_avg
+from leakbench.defenses.dp_ftrl import dp_ftrl
 from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.dpsur import dpsur
 from leakbench.defenses.fed_avg import fed_avg
 from leakbench.defenses.fed_pcdp import fed_pcdp
 from leakbench.defenses.local_noise_filter import local_noise_filter
@@ -94,7 +97,11 @@ GOLDEN = {
     "D 10": (lambda: of_fed_avg(10.0, 15, 5, 0.2), 0.6321, 0.6950),
     "E": (of_small_client, 8.1003, 8.7811),
     "F": (lambda: of_clients(1.0, participants="poisson"), 1.0987, 1.4623),
-    "F 80": (lambda: of_clients(math.sqrt(0.8), participants="poisson"), 1.4636, 1.9509),
+    "F 80": (
+        lambda: of_clients(1.0, participants="poisson", aggregation="sum", least_honest=80, colluders=20),
+        1.4636,
+        1.9509,
+    ),
     "G": (lambda: of_clients(4.0, rounds=40), 6.6197, 7.2216),
     "H 6": (lambda: of_controls(6.0), 4.7214, 5.0975),
     "H 60": (lambda: of_controls(60.0), 0.7248, 0.7949),
@@ -277,6 +284,30 @@ def test_what_cannot_be_calibrated_is_refused():
         calibrate_federated(chosen, [4, 4], schedule=every(2), **known)
     with pytest.raises(ValueError, match="proves no epsilon"):
         calibrate_federated(Federated(client=noisy_sgd()), [4], schedule=every(2), **known)
+
+
+def test_predictions_refuse_what_a_run_refuses():
+    noisy: dict[str, Any] = {"noise_multiplier": 1.0}
+    of_server = Federated(client=sgd(), server=PrivateAverage(defense=dp_ftrl(**noisy)))
+    missed = RoundSchedule(((0, 1, 2, 3), (0, 1, 2), (0, 1, 2, 3)))
+    twice = RoundSchedule(((0, 1), (0, 1), (2, 3)))
+    over_rounds = {"sampling": partition(0.5), "schedule": missed}
+    half = replace(FEDERATION, participation=0.5, participants="partition")
+    cases: list[tuple[Federated, dict[str, Any], str]] = [
+        (Federated(client=dp_ftrl(tree_per_epoch=False, **noisy)), over_rounds, "must restart within a round of 4"),
+        (of_server, {"schedule": missed}, "participants must be 'partition', got 'fixed'"),
+        (dp_fed_avg(**noisy), {"federation": half, "schedule": twice}, "same round of every 2, got client 0"),
+        (dp_fed_avg(**noisy), {"federation": replace(FEDERATION, weights="size")}, "weights must be 'uniform'"),
+        (Federated(client=sgd(), server=PrivateAverage(defense=dpsur(**noisy))), {}, "a round has no trial"),
+    ]
+    for method, settings, words in cases:
+        usual: dict[str, Any] = {"federation": FEDERATION, "sampling": poisson(0.4), "schedule": EVERYBODY} | settings
+        with pytest.raises(ValueError, match=words):
+            predict_federated(method, [12] * 4, **usual)
+        with pytest.raises(ValueError, match=words):
+            federated(method, **usual)
+    whole = {"federation": FEDERATION, "sampling": partition(0.5), "schedule": EVERYBODY}
+    assert predict_federated(cases[0][0], [12] * 4, **whole)[0].steps == 12
 
 
 def test_noise_is_in_one_part_of_a_method_alone():

@@ -66,6 +66,7 @@ DELTA = 1e-5
 SOME = RoundSchedule(((0, 1, 3), (0, 2, 3), (1, 2, 3)), {(1, 3): 2, (2, 3): 0})
 """Client 1 misses the round that is broken off, client 2 begins in it, and client 3 is lost in it."""
 USUAL = fed_avg(**NOISY)
+OF_SUM = replace(FEDERATION, aggregation="sum", least_honest=2)
 CYCLE: dict[str, Any] = {
     "federation": Federation(rounds=4, local_steps=2, participation=0.5, participants="partition"),
 }
@@ -86,6 +87,7 @@ METHODS: dict[str, tuple[Federated, dict[str, Any]]] = {
     "fed_lrs": (fed_lrs(penalty=0.1, sparsity=0.5, **NOISY), {}),
     "fed_pcdp": (fed_pcdp(rank=3, **NOISY), {}),
     "pfa": (pfa(variant="full", budgets=(1.0, 2.0, 2.0, 1.0), rank=2), {}),
+    "pfa plus": (pfa(variant="plus", budgets=(1.0, 2.0, 2.0, 1.0), rank=2), {}),
     "local_noise_filter": (local_noise_filter(), {}),
     "dp_ftrl": (Federated(client=dp_ftrl(**NOISY)), {"sampling": partition(0.5)}),
     "dp_ftrl over rounds": (
@@ -107,6 +109,12 @@ METHODS: dict[str, tuple[Federated, dict[str, Any]]] = {
     "pcdp every 8 steps": (Federated(client=pcdp(rank=3, interval=8, **NOISY)), {}),
     "adaptive_clipping": (Federated(client=adaptive_clipping(**NOISY)), {}),
     "dp_fed_avg": (dp_fed_avg(**NOISY), {}),
+    "dp_fed_avg in shares": (dp_fed_avg(**NOISY), {"federation": OF_SUM}),
+    "dp_fed_avg in shares of secret participants": (
+        dp_fed_avg(**NOISY),
+        {"federation": replace(OF_SUM, participation=0.9, participants="poisson"), "schedule": None},
+    ),
+    "scaffold in sums": (scaffold(**NOISY), {"federation": replace(OF_SUM, least_honest=3)}),
     "dp_fed_avg adaptive": (of_server(adaptive_clipping(**NOISY)), {}),
     "dp_fed_avg under band_mf": (of_server(band_mf(bands=2, **NOISY)), CYCLE | {"schedule": None}),
 }
@@ -176,6 +184,17 @@ def charges(ledger):
 
 ONCE, TWICE, THRICE = 1.3, 1.3 / math.sqrt(2), 1.3 / math.sqrt(3)
 """Multipliers of steps that were taken so many times."""
+
+
+def test_rounds_of_noise_in_shares_are_charged_again_at_the_noise_that_claims_count_on(tmp_path):
+    settings: dict[str, Any] = {"key": None, "federation": OF_SUM}
+    killed(tmp_path / "c", dp_fed_avg(**NOISY), releases=14, **settings)
+    resumed = run(dp_fed_avg(**NOISY), checkpoint=tmp_path / "c", **settings)
+    share = math.sqrt(2 / 4)
+    assert charges(resumed.ledgers[0]) == [
+        (0, 1, pytest.approx(1.3 * share), 1), (1, 1, pytest.approx(1.3 * share / math.sqrt(2)), 2)
+    ]  # fmt: skip
+    assert [charge[3] for charge in charges(resumed.ledgers[1])] == [1, 1]  # it is not in the lost round
 
 
 @subtests("name", list(METHODS))

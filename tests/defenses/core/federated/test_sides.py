@@ -69,6 +69,8 @@ METHODS: dict[str, tuple[Federated, dict[str, Any]]] = {
     "pcdp every 8 steps": (Federated(client=pcdp(rank=3, interval=8, **NOISY)), {}),
     "pfa": (pfa(rank=3, **NOISY), {}),
     "pfa full": (pfa(variant="full", budgets=(1.0, 2.0, 2.0, 1.0), rank=2), {}),
+    "pfa plus": (pfa(variant="plus", budgets=(1.0, 2.0, 2.0, 1.0), rank=2), {}),
+    "fed_lrs by effect": (fed_lrs(score="effect", **NOISY), {}),
     "random_sparsification": (Federated(client=random_sparsification(final_sparsity=0.8, **NOISY)), {}),
     "dp_snip": (Federated(client=dp_snip(**NOISY)), {}),
     "dpsur": (Federated(client=dpsur(**NOISY)), {}),
