@@ -189,7 +189,7 @@ class LocalUpdate:
         self.kept = movable.nonzero().flatten()
         self.released = total.index_select(0, self.kept)
         self._lifted = total
-        variances = sum((_variances(plan, self._start) for plan, _ in noisy), start=torch.zeros_like(self._start))
+        variances = sum((noise_variances(plan, self._start) for plan, _ in noisy), start=torch.zeros_like(self._start))
         self.noise_std = variances.sqrt().index_select(0, self.kept)
         white = self.expected_batch / self.noise_std.clamp(min=1e-30)
         self._whitening = torch.where(self.noise_std > 0, white, 1.0)
@@ -279,7 +279,7 @@ class LocalUpdate:
     def _are_linear(self) -> bool:
         """True if all plans map a row in the same way and act linearly on a sum of rows."""
         first = self._plans[0]
-        return all(_same(first, plan) for plan in self._plans)
+        return all(linear_alike(first, plan) for plan in self._plans)
 
 
 def moved(plan: StepPlan, sums: tuple[Tensor, ...], expected_batch: float) -> Float[Tensor, " dim"]:
@@ -305,7 +305,7 @@ def _movable(plan: StepPlan, like: Tensor) -> Tensor:
     return moved(plan, tuple(probe.to(like) for probe in probes), 1.0) != 0
 
 
-def _variances(plan: NoisyPlan, like: Tensor) -> Float[Tensor, " dim"]:
+def noise_variances(plan: NoisyPlan, like: Tensor) -> Float[Tensor, " dim"]:
     """Returns the noise variances of a step's undivided update; averaged over movable coordinates if mixed."""
     generator, total, exact = keyed(0), torch.zeros_like(like), type(plan.plan.post) in (Identity, Keep, Rescale)
     for number, (block, std) in enumerate(zip(plan.blocks, plan.stds, strict=True)):
@@ -331,7 +331,7 @@ def _by_coordinate(codec: Any) -> bool:
     return type(codec) in (Everything, Coordinates, Scaled)
 
 
-def _same(plan: StepPlan, other: StepPlan) -> bool:
+def linear_alike(plan: StepPlan, other: StepPlan) -> bool:
     """True if two single-block plans act alike; decided for plain masks and linear post maps only."""
     if len(plan.blocks) != 1 or len(other.blocks) != 1 or plan.moves is not None or other.moves is not None:
         return False
