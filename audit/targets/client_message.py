@@ -51,7 +51,6 @@ from leakbench.defenses.core import (
     per_example_gradients,
     reach,
 )
-
 from leakbench.defenses.core.federated.messages.reach import same
 from leakbench.defenses.core.training.step import posted
 
@@ -272,7 +271,11 @@ class ClientMessage:
             return None
         alike = type(own) is type(codec) and (
             type(own) is Everything
-            or (isinstance(own, Coordinates | Subspace) and isinstance(codec, Coordinates | Subspace) and same(own, codec))
+            or (
+                isinstance(own, Coordinates | Subspace)
+                and isinstance(codec, Coordinates | Subspace)
+                and same(own, codec)
+            )
         )
         return self._sent.plans[0] if alike else None
 

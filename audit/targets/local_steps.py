@@ -136,18 +136,32 @@ def why_not_summed(defense: Defense, local: LocalTraining, examples: int, *, ste
         examples: number of the client's examples.
         step: number of the first local step; the steps before it are executed with constant releases.
     """
-    steps, dim = local.steps(examples), _TOY.dim
+    return why_unknown(defense, local.steps(examples), local.steps_per_epoch(examples), step=step)
+
+
+def why_unknown(defense: Defense, steps: int, steps_per_epoch: int, *, step: int = 0, round_steps: int = 1) -> str:
+    """Returns the answer of `unknown_to_server` for a toy layout.
+
+    Args:
+        defense: at any noise multiplier.
+        steps: number of local steps.
+        steps_per_epoch: local steps in a pass over the client's examples.
+        step: number of the first local step.
+        round_steps: local steps of a round; 1 in central training.
+    """
     if steps == 1:
         return ""
+    dim = _TOY.dim
     context = Context(
         step=0,
         steps=step + steps,
-        steps_per_epoch=local.steps_per_epoch(examples),
+        steps_per_epoch=steps_per_epoch,
         layout=_TOY,
         parameters=torch.linspace(-1, 1, dim),
         public=ToyRows(dim),
         one_off=lambda plan, _: tuple(torch.ones(block.codec.size) for block in plan.blocks),
         noise_multiplier=defense.noise_multiplier or 1.0,
+        round_steps=round_steps,
     )
     state = defense.start(context)
     for earlier in range(step):

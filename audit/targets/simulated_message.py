@@ -305,9 +305,7 @@ def _observed(
     layout = Layout.of(target.model)
     if (plan := target.exact_step) is not None and sent.network is sent.model:
         sums = (target.released * target.expected_batch,)
-        step = Step(
-            0, target.start, plan.noise_multiplier, target.expected_batch, sent.batch / sent.size, plan, sums
-        )
+        step = Step(0, target.start, plan.noise_multiplier, target.expected_batch, sent.batch / sent.size, plan, sums)
         if prior is not None:
             observed = Observed(step, target.model, layout, known.loss)
             granted |= {"prior": prior, "remainder": observed.without(inputs[1:], labels[1:])}

@@ -93,6 +93,8 @@ class UpdateTask(RecordedTask):
         steps: planned number of steps; None for a run that ends at the shared step.
         batch: number of examples behind the update.
         local: settings of the client's local steps; None for a single step.
+        message: clients, rounds, local steps and unit of a federated run, of which this is a client's first message;
+            None for an update of central training.
     """
 
     FIXED = ("data", "model", "model_settings", "model_digest", "step", "steps", "batch", "images")
@@ -101,6 +103,7 @@ class UpdateTask(RecordedTask):
     steps: int | None
     batch: int
     local: dict[str, int] | None = None
+    message: dict[str, Any] | None = None
 
     @property
     def words(self) -> str:

@@ -6,12 +6,9 @@ from torch import Tensor, nn
 
 from leakbench.attacks.core import Examples
 from leakbench.audit.catalog import methods as catalog
-from leakbench.audit.targets.client_message import ClientMessage
 from leakbench.audit.targets.observe import PublicKnowledge
 from leakbench.audit.targets.simulated_message import SharedMessage, simulate_message, without_noise
-from leakbench.defenses.core import Federated, Recipe
-
-from .test_observe import holds, reachable
+from leakbench.defenses.core import Federated
 
 SHAPE, CLASSES, LR = (1, 4, 4), 3, 0.3
 EVERY = {
@@ -89,4 +86,6 @@ def test_without_noise_the_same_data_simulate_the_message(name, steps):
     as_shares = torch.eye(CLASSES, dtype=torch.float64)[labels]
     assert (seen.simulate(inputs, as_shares) - seen.released).norm() < 1e-9 * seen.released.norm()
     # Other data give another message.
-    assert (seen.simulate(inputs.flip(0), labels.flip(0)[[1, 0, 3, 2]]) - seen.released).norm() > 1e-3 * seen.released.norm()
+    assert (
+        seen.simulate(inputs.flip(0), labels.flip(0)[[1, 0, 3, 2]]) - seen.released
+    ).norm() > 1e-3 * seen.released.norm()
