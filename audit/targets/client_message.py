@@ -47,11 +47,12 @@ from leakbench.defenses.core import (
     StepPlan,
     Subspace,
     contributions,
+    keyed,
     outputs,
     per_example_gradients,
     reach,
 )
-from leakbench.defenses.core.federated.messages.reach import same
+from leakbench.defenses.core.federated.messages.reach import same as same_numbers
 from leakbench.defenses.core.training.step import posted
 
 from .local_steps import linear_alike, moved, noise_variances, turn
@@ -261,23 +262,37 @@ class ClientMessage:
         return self.plan is not self._plans[0] and type(self.plan.blocks[0].query) is Gradient
 
     @cached_property
-    def exact_step(self) -> NoisyPlan | None:
-        """The plan of a single step whose released sums are the message; None if they are not."""
+    def exact_step(self) -> tuple[NoisyPlan, tuple[Tensor, ...]] | None:
+        """The plan of a single step and its undivided sums, block by block, if they follow from the message."""
         plan, codec = self._plans[0], self._codec
-        if self.steps > 1 or self.no_sum or len(plan.blocks) > 1 or type(plan.post) is not Identity:
+        if self.steps > 1 or self.no_sum or type(plan.post) is not Identity or codec is None:
             return None
-        own = plan.blocks[0].codec
-        if plan.moves is not None or plan.start_at is not None or plan.correlated is not None or codec is None:
+        if plan.moves is not None or plan.start_at is not None or plan.correlated is not None:
             return None
-        alike = type(own) is type(codec) and (
-            type(own) is Everything
-            or (
-                isinstance(own, Coordinates | Subspace)
-                and isinstance(codec, Coordinates | Subspace)
-                and same(own, codec)
-            )
-        )
-        return self._sent.plans[0] if alike else None
+        if not all(block.updates for block in plan.blocks):
+            return None
+        # Tried with random sums: blocks that overlap, or a message that drops numbers, do not give them back.
+        probes = [torch.randn(block.codec.size, generator=keyed(0)).to(self._start) for block in plan.blocks]
+        for probe, returned in zip(
+            probes, self._by_block(codec.encode(moved(plan, tuple(probes), 1.0)[None])[0]), strict=True
+        ):
+            if not torch.allclose(probe, returned, rtol=1e-3, atol=1e-3):
+                return None
+        return self._sent.plans[0], self._by_block(self.released * self.expected_batch)
+
+    def _by_block(self, numbers: Float[Tensor, " m"]) -> tuple[Tensor, ...]:
+        """Returns the sums of a plan's blocks, from those of the message."""
+        if self._codec is None:
+            raise ValueError("numbers of a message by block must have a codec, got none")
+        blocks = self._plans[0].blocks
+        if (
+            len(blocks) == 1
+            and type(blocks[0].codec) is type(self._codec)
+            and same_numbers(blocks[0].codec, self._codec)
+        ):
+            return (numbers,)  # not decoded and encoded: directions are orthonormal up to rounding only
+        decoded = self._codec.decode(numbers)
+        return tuple(block.codec.encode(decoded[None])[0] for block in blocks)
 
     @cached_property
     def _decoded(self) -> Float[Tensor, " dim"]:

@@ -303,8 +303,8 @@ def _observed(
     """Returns the target of an attack on a message; of a single step whose sums were sent, that of its step."""
     granted: dict[str, Any] = {"labels": labels, "batch_size": len(inputs)}
     layout = Layout.of(target.model)
-    if (plan := target.exact_step) is not None and sent.network is sent.model:
-        sums = (target.released * target.expected_batch,)
+    if (exact := target.exact_step) is not None and sent.network is sent.model:
+        plan, sums = exact
         step = Step(0, target.start, plan.noise_multiplier, target.expected_batch, sent.batch / sent.size, plan, sums)
         if prior is not None:
             observed = Observed(step, target.model, layout, known.loss)
