@@ -105,7 +105,7 @@ class SharedUpdates:
             metrics["rero_bound"] = bound_metric(last.ledger, others, batch=batch)
             if isinstance(last, SharedMessage) and last.unit == "client":
                 reason = "the claim is for all of a client's data, and the bound for a record"
-                metrics["rero_bound"] = replace(metrics["rero_bound"], value=None, reason=reason, detail=None)
+                metrics["rero_bound"] = Metric(value=None, n=others + 1, better="lower", reason=reason)
             if not request.never_saw and refuted(success, metrics["rero_bound"]):
                 flags.append("claim_violated")
         return Outcome(

@@ -52,10 +52,11 @@ from leakbench.defenses.core import (
     per_example_gradients,
     reach,
 )
+from leakbench.defenses.core.federated.local_training import moved, turn
 from leakbench.defenses.core.federated.messages.reach import same as same_numbers
 from leakbench.defenses.core.training.step import posted
 
-from .local_steps import linear_alike, moved, noise_variances, turn
+from .local_steps import linear_alike, noise_variances
 
 _KNOWN_CODECS = (Reachable, LargestEntries, PublicCoefficients)
 """Codecs whose message is a selection or a projection of the displacement; by exact class."""

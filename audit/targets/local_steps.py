@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from leakbench.attacks.core import NotApplicable
@@ -47,6 +47,7 @@ from leakbench.defenses.core import (
     outputs,
     per_example_gradients,
 )
+from leakbench.defenses.core.federated.local_training import moved, turn
 
 MAX_UNROLL = 64
 """Default limit on the local steps that are differentiated through: each keeps its gradients in memory."""
@@ -84,11 +85,6 @@ class LocalTraining:
     def steps(self, examples: int) -> int:
         """Returns the total number of local steps."""
         return self.epochs * self.steps_per_epoch(examples)
-
-
-def turn(step: int, batch: int, examples: int) -> Int[Tensor, " batch"]:
-    """Returns the positions of a step's examples: consecutive, starting over after the last example."""
-    return torch.arange(step * batch, (step + 1) * batch) % examples
 
 
 _TOY = Layout(("0.weight", "0.bias", "1.weight", "1.bias"), ((12, 8), (12,), (4, 12), (4,)))
@@ -294,21 +290,6 @@ class LocalUpdate:
         """True if all plans map a row in the same way and act linearly on a sum of rows."""
         first = self._plans[0]
         return all(linear_alike(first, plan) for plan in self._plans)
-
-
-def moved(plan: StepPlan, sums: tuple[Tensor, ...], expected_batch: float) -> Float[Tensor, " dim"]:
-    """Returns a plain SGD step over the learning rate: block sums, decoded, divided, post-processed, masked.
-
-    Args:
-        plan: plan of the step.
-        sums: undivided sums, per block.
-        expected_batch: the public divisor.
-    """
-    decoded = [b.codec.decode(values) for b, values in zip(plan.blocks, sums, strict=True) if b.updates]
-    update = plan.post(sum(decoded[1:], start=decoded[0]) / expected_batch)
-    if plan.moves is None:
-        return update
-    return plan.moves.decode(plan.moves.encode(update.unsqueeze(0)).squeeze(0))
 
 
 def _movable(plan: StepPlan, like: Tensor) -> Tensor:
