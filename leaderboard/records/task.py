@@ -107,9 +107,12 @@ class UpdateTask(RecordedTask):
 
     @property
     def words(self) -> str:
-        """The update, as "photos, convnet, batch 1, step 2"."""
-        prefixes = {"data": "", "model": "", "batch": "batch ", "step": "step "}
-        return ", ".join(f"{prefix}{self[key]}" for key, prefix in prefixes.items() if key in self)
+        """The update, as "photos, convnet, batch 1, step 2", or with "first message, local steps 1" at the end."""
+        prefixes = {"data": "", "model": "", "batch": "batch "} | ({"step": "step "} if self.message is None else {})
+        words = [f"{prefix}{self[key]}" for key, prefix in prefixes.items() if key in self]
+        if self.message is not None:
+            words.append(f"first message, local steps {self.message.get('local_steps')}")
+        return ", ".join(words)
 
 
 def task_of(kind: str, content: Mapping[str, Any]) -> TrainingTask | UpdateTask:
