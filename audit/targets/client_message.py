@@ -53,7 +53,7 @@ from leakbench.defenses.core import (
     reach,
 )
 from leakbench.defenses.core.federated.local_training import moved, turn
-from leakbench.defenses.core.federated.messages.reach import same as same_numbers
+from leakbench.defenses.core.federated.messages.reach import same
 from leakbench.defenses.core.training.step import posted
 
 from .local_steps import linear_alike, noise_variances
@@ -285,12 +285,9 @@ class ClientMessage:
         """Returns the sums of a plan's blocks, from those of the message."""
         if self._codec is None:
             raise ValueError("numbers of a message by block must have a codec, got none")
-        blocks = self._plans[0].blocks
-        if (
-            len(blocks) == 1
-            and type(blocks[0].codec) is type(self._codec)
-            and same_numbers(blocks[0].codec, self._codec)
-        ):
+        blocks, plain = self._plans[0].blocks, Everything | Coordinates | Subspace
+        own, sent = blocks[0].codec, self._codec
+        if len(blocks) == 1 and isinstance(own, plain) and isinstance(sent, plain) and same(own, sent):
             return (numbers,)  # not decoded and encoded: directions are orthonormal up to rounding only
         decoded = self._codec.decode(numbers)
         return tuple(block.codec.encode(decoded[None])[0] for block in blocks)

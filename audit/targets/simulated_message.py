@@ -60,7 +60,8 @@ class SharedMessage(Shared):
     Attributes:
         kind: form of the message, such as "dense".
         bytes: its length.
-        proved: claim of the message by its ledger, at a delta.
+        unit: privacy unit of its claim, "record" or "client".
+        after_the_message: whether the method's noise is added at the server, to what it has received.
     """
 
     kind: str = ""
@@ -146,7 +147,7 @@ def simulate_message(
         The server's view, the ground truth, and the ledger.
 
     Raises:
-        ValueError: as `federate`; a model with dropout; a recipe or plans that no server can simulate (`why_not_sent`).
+        ValueError: as `federate`; a model with dropout; a recipe or plans that no server can simulate (`why_no_message`).
         NotApplicable: a prior for a message from which the other records cannot be subtracted.
     """
     recipe = recipe or Recipe(loss=public_knowledge.loss)
@@ -200,7 +201,6 @@ class _ObservedFederation(OngoingFederation):
     """A federated run of which one client takes the first round, and its message is kept with its plans."""
 
     update_plans: tuple[StepPlan, ...] = ()
-    reason = ""
 
     def shared(
         self,
