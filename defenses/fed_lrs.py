@@ -41,10 +41,10 @@ class WithinBall(Follow):
     def correct(self, state: None, round: Round, point: Tensor, update: Tensor) -> Tensor:
         """Returns u + lambda max(0, 1 - S / |y - theta|) (y - theta)."""
         gap = point - round.parameters
-        length = float(gap.norm())
+        length = gap.norm()  # a tensor: a message is differentiated in the data behind it
         if length <= self.radius:
             return update
-        return update + self.penalty * (1 - self.radius / length) * gap
+        return update + self.penalty * (1 - self.radius / length.double()) * gap
 
 
 def fed_lrs(

@@ -34,7 +34,15 @@ from .artifact import Artifact
 from .build import initialised, planned, reads_public
 from .canaries import why_none
 from .cells import Cell, Plan
-from .federation import cannot_federate, check_federation, draws_noise
+from .federation import (
+    cannot_federate,
+    cannot_send,
+    check_federation,
+    check_message,
+    draws_noise,
+    message_of,
+    sends_noise,
+)
 from .mislabelled_pool import without_mislabelled
 from .pretrain import check_pretraining
 from .request import Budget, Control, Request, RequestedMethod, TrainingRequest, Update
@@ -116,6 +124,7 @@ def _check_fits(suite: Suite) -> None:
     _check_pretraining(suite, first)
     _check_canaries(suite, first)
     check_federation(suite, first)
+    check_message(suite)
     if share is not None and shared is not None:
         _check_model(f"{suite.source}: share.model", share.model, shared)
 
@@ -290,9 +299,9 @@ def _add(plan: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
             continue  # images have a single negative control, without noise, which would show an unsound attack best
         if suite.share is None:
             why = why or f"{aimed.choice.name} needs a shared update, and the suite has no [share] table"
-        why = why or _cannot_share(trained.defense, suite)
+        why = why or (_cannot_share(trained.defense, suite) if suite.federated is None else cannot_send(suite, choice))
         for noise in _release_noises(suite, choice, trained.budget):
-            plan.add([cell(_of_update(suite, request, noise, aimed.choice), aimed, why)], suite.digest)
+            plan.add([cell(_of_update(suite, request, noise, aimed.choice, choice), aimed, why)], suite.digest)
     plan.add(group, suite.digest)
 
 
@@ -378,14 +387,26 @@ def _release_noises(suite: Suite, choice: DefenseChoice, budget: Budget) -> tupl
                 f"{suite.source}: defense {choice.name}: release_noise must be one of share.noise, got {alone!r}"
             )
         kinds = ("none",) if alone == "none" else ("calibrated",)
-    return ("none",) if "none" in kinds and not budget.draws_noise else kinds
+    return ("none",) if "none" in kinds and not sends_noise(suite, choice, budget) else kinds
 
 
-def _of_update(suite: Suite, request: Request, noise: Literal["none", "calibrated"], attack: AttackChoice) -> Request:
+def _of_update(
+    suite: Suite,
+    request: Request,
+    noise: Literal["none", "calibrated"],
+    attack: AttackChoice,
+    choice: DefenseChoice,
+) -> Request:
     """Returns the request of an attack on a shared update, derived from the request of the training."""
-    secure, share = request.secure and noise != "none", suite.share
+    secure, share, clients = request.secure and noise != "none", suite.share, suite.federated
     if share is None:
         return replace(request, secure=secure, no_update=noise)
+    local, message = None if share.local is None else share.local.model_dump(exclude_none=True), None
+    if clients is not None:
+        # Local steps are those of the clients' rounds; of the table only the batch and the limit are left.
+        local = None if local is None else {key: value for key, value in local.items() if key != "epochs"}
+        message = message_of(suite)
+    rate = suite.task.lr if clients is None else suite.task_for(choice).lr
     update = Update(
         data=share.data,
         model=share.model.name,
@@ -394,11 +415,12 @@ def _of_update(suite: Suite, request: Request, noise: Literal["none", "calibrate
         steps=share.steps,
         batch=share.batch,
         images=share.images,
-        lr=suite.task.lr if share.lr is None else share.lr,
+        lr=rate if share.lr is None else share.lr,
         release_noise=noise,
-        local=None if share.local is None else share.local.model_dump(exclude_none=True),
+        local=local,
         # The default for attacks without candidates, whose cell does not depend on their number.
         prior=(share.prior or Update.prior) if _picks(attack) else Update.prior,
+        message=message,
         **_own(share.data, share.model.name, Sizes(), request.seed),
     )
     return replace(request, secure=secure, update=update)

@@ -38,8 +38,10 @@ from leakbench.defenses.core.federated.secure_sum import hides_members, refuse_s
 from ..catalog import methods as catalog
 from ..suite.federated import FederatedTable
 from ..suite.suite import DefenseChoice, Suite, SuiteError
+from ..targets.local_steps import why_unknown
+from ..targets.simulated_message import why_no_message
 from .build import planned
-from .request import RequestedMethod, TrainingRequest
+from .request import Budget, RequestedMethod, TrainingRequest
 from .splits_cache import load_data
 
 
@@ -274,6 +276,74 @@ def _fault_of_noise(name: str, settings: str, table: str, sampling: Sampling) ->
     except Exception:
         return ""  # the failure is recorded in its cells
     return ""
+
+
+def check_message(suite: Suite) -> None:
+    """Refuses a shared message whose local steps end within a pass over the client's examples.
+
+    Args:
+        suite: with its overrides and selection.
+
+    Raises:
+        SuiteError: named by the key of the table.
+    """
+    share, table = suite.share, suite.federated
+    if share is None or table is None or share.local is None:
+        return
+    passes, steps = share.batch // share.local.batch, message_of(suite)["local_steps"]
+    if steps % passes:
+        # An example is charged for a step in each pass.
+        raise SuiteError(
+            f"{suite.source}: share.local.batch: must make whole passes over the client's {share.batch} examples in "
+            f"{steps} local steps, got {share.local.batch}, {passes} steps a pass"
+        )
+
+
+def message_of(suite: Suite) -> dict[str, Any]:
+    """Returns the federated run whose first message a suite attacks, as plain content.
+
+    Args:
+        suite: with [share] and [federated].
+
+    Raises:
+        ValueError: it lacks one of them.
+    """
+    share, table = suite.share, suite.federated
+    if share is None or table is None:
+        raise ValueError("a message must be of a suite with [share] and [federated]")
+    a_pass = 1 if share.local is None else share.batch // share.local.batch
+    steps = table.federation(a_pass).local_steps
+    return {"clients": table.clients, "rounds": table.rounds, "local_steps": steps, "unit": table.unit}
+
+
+def sends_noise(suite: Suite, choice: DefenseChoice, budget: Budget) -> bool:
+    """True if the messages of a defense have noise of the budget, or of the defense itself."""
+    method = RequestedMethod(kind="defenses", name=choice.name, settings=choice.settings)
+    if suite.federated is None:
+        return budget.draws_noise
+    return lifted(method, suite.federated).noise_place != "server" and (budget.draws_noise or draws_noise(method))
+
+
+def cannot_send(suite: Suite, choice: DefenseChoice) -> str:
+    """Returns the reason why a defense's messages cannot be simulated, found by planning on a toy; empty if they can.
+
+    Args:
+        suite: with a `[federated]` table.
+        choice: its defense.
+    """
+    table, share = suite.federated, suite.share
+    if table is None or share is None:
+        return ""
+    recipe = suite.task_for(choice).recipe
+    if reason := why_no_message(recipe):
+        return reason
+    try:
+        built = _known(choice.name, json.dumps(choice.settings), table.model_dump_json())
+        a_pass = 1 if share.local is None else share.batch // share.local.batch
+        steps = message_of(suite)["local_steps"]
+        return why_unknown(built.client, steps, a_pass, round_steps=steps)
+    except (Exception, SystemExit):
+        return ""  # the failure is recorded in its cells
 
 
 @cache

@@ -174,8 +174,11 @@ class Update:
         release_noise: "none" measures the protection by the release alone; "calibrated" has the noise of the budget.
         data_digest: SHA-256 of the user's own data.
         model_digest: SHA-256 of the user's own architecture.
-        local: settings of `LocalTraining`, whose sum of steps is shared; None for a single step.
+        local: settings of `LocalTraining`, whose sum of steps is shared; None for a single step. With `message` it has
+            the batch of a local step, and the limit of unrolled steps.
         prior: number of candidates for a record of the batch, used only by attacks with a prior.
+        message: clients, rounds, local steps and unit of a federated run, of which a client's first message is
+            attacked; None for an update of central training.
     """
 
     data: str
@@ -192,6 +195,7 @@ class Update:
     # A dictionary, like the settings of methods, because a request is plain content.
     local: dict[str, int] | None = None
     prior: int = 10
+    message: dict[str, Any] | None = None
 
     @property
     def sizes(self) -> Sizes:

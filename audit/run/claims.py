@@ -30,7 +30,7 @@ from leakbench.leaderboard.records.task import TrainingTask, UpdateTask
 from ..catalog import methods as catalog
 from ..catalog.plugins import is_path
 from ..targets.local_steps import LocalTraining
-from .federated_claims import proved_by_clients
+from .federated_claims import proved_by_clients, proved_by_message
 
 OTHER_VERSIONS = 1e-3
 """Relative difference allowed between accountants of two versions."""
@@ -76,6 +76,8 @@ def unproved_share(record: Record, *, tolerance: float = 1e-6) -> str:
         return ""
     if not isinstance(task, UpdateTask):
         raise ValueError(f"a record of {record.kind} has no shared update")
+    if task.message is not None:
+        return _contradicted_field(claim, proved_by_message(record, task, claim.delta), tolerance)
     local_steps = of_an_epoch = 1
     if task.local is not None:
         local = LocalTraining(**task.local)

@@ -7,14 +7,15 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
-from leakbench.defenses.core import Claim, Sampling, predict_federated
+from leakbench.defenses.core import Claim, Federation, RoundSchedule, Sampling, predict_federated
 from leakbench.defenses.core.federated.run import relation_of
 from leakbench.leaderboard.records.record import Record
-from leakbench.leaderboard.records.task import TrainingTask
+from leakbench.leaderboard.records.task import TrainingTask, UpdateTask
 
 from ..plan.federation import lifted, own_multiplier, schedule_of
 from ..plan.request import RequestedMethod
 from ..suite.federated import FederatedTable
+from ..targets.simulated_message import attacked_client, sampling_of_messages
 
 
 def proved_by_clients(record: Record, task: TrainingTask, delta: float) -> Claim:
@@ -38,6 +39,47 @@ def proved_by_clients(record: Record, task: TrainingTask, delta: float) -> Claim
     sampling = Sampling(cast(Any, task.sampling), task.sample_rate)
     table = json.dumps(task.federated, sort_keys=True, default=dict)
     return _predicted(defense, record.noise_multiplier, table, public, sampling, seed, delta)
+
+
+def proved_by_message(record: Record, task: UpdateTask, delta: float) -> Claim:
+    """Returns the claim of a client's first message that its local steps prove.
+
+    Args:
+        record: with a noise multiplier.
+        task: of the same, with a message.
+        delta: of the claim.
+
+    Raises:
+        TypeError, ValueError: for untrusted content that is no message.
+    """
+    message = dict(task.message or {})
+    clients, rounds, steps = (message.get(name) for name in ("clients", "rounds", "local_steps"))
+    if not (isinstance(clients, int) and isinstance(rounds, int) and isinstance(steps, int)):
+        raise ValueError("a message must have clients, rounds and local_steps")
+    if record.noise_multiplier is None:
+        raise ValueError("a record of a message must have a noise multiplier")
+    table = FederatedTable.model_validate(message)
+    defense = json.dumps(json.loads(record.to_json())["defense"], sort_keys=True)
+    batch = task.batch if task.local is None else task.local["batch"]
+    return _predicted_message(defense, record.noise_multiplier, table.model_dump_json(), batch, task.batch, delta)
+
+
+@cache
+def _predicted_message(defense: str, sigma: float, table: str, batch: int, examples: int, delta: float) -> Claim:
+    clients = FederatedTable.model_validate_json(table)
+    chosen = json.loads(defense)
+    method = lifted(RequestedMethod(kind="defenses", name=chosen["name"], settings=chosen["settings"]), clients)
+    if own_multiplier(method) is None:
+        method = method.with_noise(sigma)
+    client, sampling = attacked_client(method), sampling_of_messages(batch, examples)
+    ledgers = predict_federated(
+        method,
+        [examples] * clients.clients,
+        federation=Federation(rounds=clients.rounds, local_steps=clients.local_steps or 1, participation=1.0),
+        sampling=sampling,
+        schedule=RoundSchedule(((client,),) + ((),) * (clients.rounds - 1)),
+    )
+    return ledgers[client].claim(delta, unit=method.unit)
 
 
 @cache

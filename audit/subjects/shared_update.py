@@ -12,16 +12,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from leakbench.attacks.core import Knows, LabelEstimate, Reconstruction, checked_labels, checked_reconstruction
 from leakbench.benchmarks.core import Splits
-from leakbench.defenses.core import Defense, Noise, keyed
+from leakbench.defenses.core import Defense, Federated, Noise, keyed
 from leakbench.leaderboard.records.record import Metric
 
 from ..catalog import methods as catalog
-from ..plan.build import build_model, defend, load_splits
+from ..plan.build import build_model, defend, load_splits, recipe_of
 from ..plan.cells import Cell
+from ..plan.federation import own_multiplier
 from ..plan.request import seed_of_data
 from ..scoring.choice import Pick, chosen, compare_choice
 from ..scoring.images import ImageValues, summed_up
@@ -29,8 +30,10 @@ from ..scoring.labels import LabelledBatch, label_columns, public_shares, score_
 from ..scoring.reconstruction import best_match, compare
 from ..scoring.robustness import bound_metric, refuted
 from ..targets.candidate_prior import Prior
-from ..targets.local_steps import LocalTraining
+from ..targets.local_steps import MAX_UNROLL, LocalTraining
+from ..targets.simulated_message import SharedMessage, simulate_message, without_noise
 from ..targets.simulated_update import Shared, simulate_share
+from .federated_run import ClientsRun
 from .outcome import Outcome, column, finite_claim, public_knowledge_of
 
 CROWD = 1000
@@ -69,20 +72,22 @@ class SharedUpdates:
     def outcome(self, cell: Cell) -> Outcome:
         """Shares, attacks and scores every target of the cell."""
         request, update, splits = self._request, self._update, self._splits
-        # Size of the training, not of the update's pool: the noise is calibrated to the run that the update represents.
-        examples = len(load_splits(request, torch.device("cpu")).private)
-        defense, matched = defend(request, examples)
-        # Read first, because `with_noise` below replaces the multiplier.
-        calibrated, noisy = defense.calibrated_multiplier, update.release_noise != "none"
-        if not noisy:
-            defense = defense.with_noise(0.0)
+        defense, matched = self._defended()
+        # Read first, because the multiplier is replaced below.
+        noisy = update.release_noise != "none"
+        if isinstance(defense, Federated):
+            calibrated = own_multiplier(defense) or 0.0
+            defense = defense if noisy else without_noise(defense)
+        else:
+            calibrated = defense.calibrated_multiplier
+            defense = defense if noisy else defense.with_noise(0.0)
         # One source for all targets: separate sources would have the same key, and repeat the noise.
         noise = request.seeds.noise_source()
         attacked = [self._attacked(cell, image, defense, noise) for image in range(update.images)]
         last = attacked[-1].shared
         # Targets are disjoint batches, each with a separate update: a single ledger is the cost to each of them.
         claim = asdict(last.claim(request.budget.delta))
-        if not noisy and calibrated > 0:
+        if not noisy and calibrated > 0 and not (isinstance(last, SharedMessage) and last.after_the_message):
             claim["reason"] = "the noise is switched off to see what the release alone hides"
         remarks = dict.fromkeys(remark for target in attacked for remark in target.shared.remarks)
         flags = [*sorted({target.result.status for target in attacked} - {"ok"}), *remarks]
@@ -98,6 +103,9 @@ class SharedUpdates:
                 if splits.test is not None and torch.equal(splits.test.ids, splits.non_member.ids):
                     flags.append("non_members_are_test")
             metrics["rero_bound"] = bound_metric(last.ledger, others, batch=batch)
+            if isinstance(last, SharedMessage) and last.unit == "client":
+                reason = "the claim is for all of a client's data, and the bound for a record"
+                metrics["rero_bound"] = Metric(value=None, n=others + 1, better="lower", reason=reason)
             if not request.never_saw and refuted(success, metrics["rero_bound"]):
                 flags.append("claim_violated")
         return Outcome(
@@ -108,6 +116,7 @@ class SharedUpdates:
                 "participation_known": True,
                 "input_shape": list(splits.input_shape),
                 "input_range": [splits.low, splits.high],
+                **({"form": last.kind, "bytes": last.bytes} if isinstance(last, SharedMessage) else {}),
             },
             claim=finite_claim(claim),
             noise_multiplier=calibrated if noisy else 0.0,
@@ -116,6 +125,13 @@ class SharedUpdates:
             flags=flags,
             arrays=arrays,
         )
+
+    def _defended(self) -> tuple[Defense | Federated, bool]:
+        """Returns the defense at its budget's noise, and whether that noise was matched instead of calibrated."""
+        if self._update.message is not None:
+            return ClientsRun(self._request.of_training(), self._device).method
+        # Size of the training, not of the update's pool: the noise is calibrated to the run that the update represents.
+        return defend(self._request, len(load_splits(self._request, torch.device("cpu")).private))
 
     def _measured(self, targets: list[_Attacked]) -> tuple[dict[str, Metric], dict[str, Any]]:
         """Returns metrics over all targets, and the arrays that they follow from."""
@@ -131,7 +147,7 @@ class SharedUpdates:
         ]
         return score_labels(batches), label_columns(batches)
 
-    def _attacked(self, cell: Cell, image: int, defense: Defense, noise: Noise) -> _Attacked:
+    def _attacked(self, cell: Cell, image: int, defense: Defense | Federated, noise: Noise) -> _Attacked:
         """Shares target number `image`, attacks the release, and scores the result."""
         request, update, splits = self._request, self._update, self._splits
         requested_attack = request.requested_attack
@@ -140,24 +156,32 @@ class SharedUpdates:
         inputs, labels, decoy = self._batch(image)
         public_knowledge = public_knowledge_of(splits, self._device)
         prior = self._prior(image, inputs, labels) if Knows.PRIOR in knows else None
-        shared = simulate_share(
-            build_model(request, splits, of=update),
-            *((inputs, labels) if decoy is None else decoy),
-            defense,
-            step=update.step,
-            steps=update.steps,
-            lr=update.lr,
-            local=None if update.local is None else LocalTraining(**update.local),
-            history=self._history(image),
-            seed=request.seed_for(f"coins {image}"),
-            noise=noise,
-            public_knowledge=replace(
+        common: dict[str, Any] = {
+            "lr": update.lr,
+            "seed": request.seed_for(f"coins {image}"),
+            "public_knowledge": replace(
                 public_knowledge, population=public_knowledge.population if Knows.POPULATION in knows else None
             ),
-            population=public_knowledge.population,
-            prior=None if prior is None else prior.given,
-            execution=request.training.execution(),
-        )
+            "population": public_knowledge.population,
+            "prior": None if prior is None else prior.given,
+            "execution": request.training.execution(),
+        }
+        batch = (inputs, labels) if decoy is None else decoy
+        model = build_model(request, splits, of=update)
+        if isinstance(defense, Federated):
+            shared: Shared = self._message(model, batch, defense, image, common)
+        else:
+            shared = simulate_share(
+                model,
+                *batch,
+                defense,
+                step=update.step,
+                steps=update.steps,
+                local=None if update.local is None else LocalTraining(**update.local),
+                history=self._history(image),
+                noise=noise,
+                **common,
+            )
         generator = keyed(request.seed_for(f"attack {cell.id} {image}"))
         answer = attack(shared.observation, generator, **copy.deepcopy(requested_attack.settings))
         if isinstance(answer, LabelEstimate):
@@ -192,6 +216,27 @@ class SharedUpdates:
             labels_given=Knows.LABELS in knows,
         )
         return _Attacked(inputs, labels, shared, result, matched, values)
+
+    def _message(
+        self, model: nn.Module, batch: tuple[Tensor, Tensor], method: Federated, image: int, common: dict[str, Any]
+    ) -> Shared:
+        """Returns the first message of a client with these examples; each target has its own secret key."""
+        update, secure = self._update, self._request.secure
+        run, local = update.message or {}, update.local or {}
+        return simulate_message(
+            model,
+            *batch,
+            method,
+            local_steps=run["local_steps"],
+            rounds=run["rounds"],
+            clients=run["clients"],
+            batch=local.get("batch"),
+            max_unroll=local.get("max_unroll", MAX_UNROLL),
+            recipe=replace(recipe_of(self._request.training, self._splits), nominal_size=None),
+            key=None if secure else self._request.seed_for(f"noise {image}"),
+            exact=secure,
+            **common,
+        )
 
     def _batch(self, image: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """Returns target number `image`; for the negative control also the decoy batch that is shared instead."""

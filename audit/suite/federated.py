@@ -134,7 +134,8 @@ def wrong_federated(raw: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "epochs" in task:
         wrong.append(("task.epochs", "must be absent with [federated], whose rounds and local steps decide the length"))
     elsewhere = "is for central training: must be absent with [federated]"
-    wrong += [(table, elsewhere) for table in ("share", "tune") if table in raw]
+    wrong += [("tune", elsewhere)] if "tune" in raw else []
+    wrong += _wrong_share(raw.get("share"))
     wrong += [(f"task.{key}", elsewhere) for key in _CENTRAL if key in task]
     if task.get("sampling") in _NOT_OF_CLIENTS:
         wrong.append(("task.sampling", f"{elsewhere}, got '{task['sampling']}'; take poisson"))
@@ -143,6 +144,18 @@ def wrong_federated(raw: Mapping[str, Any]) -> list[tuple[str, str]]:
         if isinstance(entry, dict):
             keys = ("epochs", "release_noise", *_CENTRAL)
             wrong += [(f"defense[{position}].{key}", elsewhere) for key in keys if key in entry]
+    return wrong
+
+
+def _wrong_share(share: Any) -> list[tuple[str, str]]:
+    """Returns keys of `[share]` that the rounds of clients decide: its update is a client's first message."""
+    if not isinstance(share, dict):
+        return []
+    decided = "must be absent with [federated], whose first round's message is attacked: its"
+    wrong = [(f"share.{key}", f"{decided} rounds decide the length") for key in ("step", "steps") if key in share]
+    local = share.get("local")
+    if isinstance(local, dict) and "epochs" in local:
+        wrong.append(("share.local.epochs", f"{decided} local_steps decide them"))
     return wrong
 
 

@@ -49,7 +49,10 @@ class LocalTable(StrictTable):
 
 
 class ShareTable(StrictTable):
-    """The shared update from which inputs or labels are reconstructed: of a fresh model, after `step` steps."""
+    """The shared update from which inputs or labels are reconstructed: of a fresh model, after `step` steps.
+
+    With `[federated]`, it is a client's first message.
+    """
 
     data: Text
     model: ModelChoice
@@ -64,7 +67,8 @@ class ShareTable(StrictTable):
     images: Count = 1
     """Number of targets of a cell, each with its own batch and update."""
     lr: Rate | None = None
-    """Learning rate of the earlier steps, and of local steps; the task's if absent."""
+    """Learning rate of the earlier steps, and of local steps; the task's if absent. With `[federated]`, the defense's
+    own if absent."""
     noise: Grid[Literal["none", "calibrated"]] = ("none", "calibrated")
     """`calibrated` is the noise of the budget; `none` shows the protection by clipping and compression alone."""
     prior: Annotated[int, Field(ge=2)] | None = None

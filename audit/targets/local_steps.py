@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from leakbench.attacks.core import NotApplicable
@@ -47,6 +47,7 @@ from leakbench.defenses.core import (
     outputs,
     per_example_gradients,
 )
+from leakbench.defenses.core.federated.local_training import moved, turn
 
 MAX_UNROLL = 64
 """Default limit on the local steps that are differentiated through: each keeps its gradients in memory."""
@@ -84,11 +85,6 @@ class LocalTraining:
     def steps(self, examples: int) -> int:
         """Returns the total number of local steps."""
         return self.epochs * self.steps_per_epoch(examples)
-
-
-def turn(step: int, batch: int, examples: int) -> Int[Tensor, " batch"]:
-    """Returns the positions of a step's examples: consecutive, starting over after the last example."""
-    return torch.arange(step * batch, (step + 1) * batch) % examples
 
 
 _TOY = Layout(("0.weight", "0.bias", "1.weight", "1.bias"), ((12, 8), (12,), (4, 12), (4,)))
@@ -136,18 +132,32 @@ def why_not_summed(defense: Defense, local: LocalTraining, examples: int, *, ste
         examples: number of the client's examples.
         step: number of the first local step; the steps before it are executed with constant releases.
     """
-    steps, dim = local.steps(examples), _TOY.dim
+    return why_unknown(defense, local.steps(examples), local.steps_per_epoch(examples), step=step)
+
+
+def why_unknown(defense: Defense, steps: int, steps_per_epoch: int, *, step: int = 0, round_steps: int = 1) -> str:
+    """Returns the answer of `unknown_to_server` for a toy layout.
+
+    Args:
+        defense: at any noise multiplier.
+        steps: number of local steps.
+        steps_per_epoch: local steps in a pass over the client's examples.
+        step: number of the first local step.
+        round_steps: local steps of a round; 1 in central training.
+    """
     if steps == 1:
         return ""
+    dim = _TOY.dim
     context = Context(
         step=0,
         steps=step + steps,
-        steps_per_epoch=local.steps_per_epoch(examples),
+        steps_per_epoch=steps_per_epoch,
         layout=_TOY,
         parameters=torch.linspace(-1, 1, dim),
         public=ToyRows(dim),
         one_off=lambda plan, _: tuple(torch.ones(block.codec.size) for block in plan.blocks),
         noise_multiplier=defense.noise_multiplier or 1.0,
+        round_steps=round_steps,
     )
     state = defense.start(context)
     for earlier in range(step):
@@ -189,7 +199,7 @@ class LocalUpdate:
         self.kept = movable.nonzero().flatten()
         self.released = total.index_select(0, self.kept)
         self._lifted = total
-        variances = sum((_variances(plan, self._start) for plan, _ in noisy), start=torch.zeros_like(self._start))
+        variances = sum((noise_variances(plan, self._start) for plan, _ in noisy), start=torch.zeros_like(self._start))
         self.noise_std = variances.sqrt().index_select(0, self.kept)
         white = self.expected_batch / self.noise_std.clamp(min=1e-30)
         self._whitening = torch.where(self.noise_std > 0, white, 1.0)
@@ -279,22 +289,7 @@ class LocalUpdate:
     def _are_linear(self) -> bool:
         """True if all plans map a row in the same way and act linearly on a sum of rows."""
         first = self._plans[0]
-        return all(_same(first, plan) for plan in self._plans)
-
-
-def moved(plan: StepPlan, sums: tuple[Tensor, ...], expected_batch: float) -> Float[Tensor, " dim"]:
-    """Returns a plain SGD step over the learning rate: block sums, decoded, divided, post-processed, masked.
-
-    Args:
-        plan: plan of the step.
-        sums: undivided sums, per block.
-        expected_batch: the public divisor.
-    """
-    decoded = [b.codec.decode(values) for b, values in zip(plan.blocks, sums, strict=True) if b.updates]
-    update = plan.post(sum(decoded[1:], start=decoded[0]) / expected_batch)
-    if plan.moves is None:
-        return update
-    return plan.moves.decode(plan.moves.encode(update.unsqueeze(0)).squeeze(0))
+        return all(linear_alike(first, plan) for plan in self._plans)
 
 
 def _movable(plan: StepPlan, like: Tensor) -> Tensor:
@@ -305,7 +300,7 @@ def _movable(plan: StepPlan, like: Tensor) -> Tensor:
     return moved(plan, tuple(probe.to(like) for probe in probes), 1.0) != 0
 
 
-def _variances(plan: NoisyPlan, like: Tensor) -> Float[Tensor, " dim"]:
+def noise_variances(plan: NoisyPlan, like: Tensor) -> Float[Tensor, " dim"]:
     """Returns the noise variances of a step's undivided update; averaged over movable coordinates if mixed."""
     generator, total, exact = keyed(0), torch.zeros_like(like), type(plan.plan.post) in (Identity, Keep, Rescale)
     for number, (block, std) in enumerate(zip(plan.blocks, plan.stds, strict=True)):
@@ -331,7 +326,7 @@ def _by_coordinate(codec: Any) -> bool:
     return type(codec) in (Everything, Coordinates, Scaled)
 
 
-def _same(plan: StepPlan, other: StepPlan) -> bool:
+def linear_alike(plan: StepPlan, other: StepPlan) -> bool:
     """True if two single-block plans act alike; decided for plain masks and linear post maps only."""
     if len(plan.blocks) != 1 or len(other.blocks) != 1 or plan.moves is not None or other.moves is not None:
         return False

@@ -40,11 +40,12 @@ from leakbench.defenses.core import (
     refuse_shared,
     unverified,
 )
+from leakbench.defenses.core.federated.local_training import turn
 from leakbench.defenses.core.gradients.checks.devices import refuse_other_device
 
 from ..scoring.truth import GroundTruth
 from .candidates import copied
-from .local_steps import LocalTraining, turn, unknown_to_server
+from .local_steps import LocalTraining, unknown_to_server
 from .observe import PublicKnowledge, observe, observe_local
 from .observed_step import Observed
 

@@ -93,6 +93,8 @@ class UpdateTask(RecordedTask):
         steps: planned number of steps; None for a run that ends at the shared step.
         batch: number of examples behind the update.
         local: settings of the client's local steps; None for a single step.
+        message: clients, rounds, local steps and unit of a federated run, of which this is a client's first message;
+            None for an update of central training.
     """
 
     FIXED = ("data", "model", "model_settings", "model_digest", "step", "steps", "batch", "images")
@@ -101,12 +103,16 @@ class UpdateTask(RecordedTask):
     steps: int | None
     batch: int
     local: dict[str, int] | None = None
+    message: dict[str, Any] | None = None
 
     @property
     def words(self) -> str:
-        """The update, as "photos, convnet, batch 1, step 2"."""
-        prefixes = {"data": "", "model": "", "batch": "batch ", "step": "step "}
-        return ", ".join(f"{prefix}{self[key]}" for key, prefix in prefixes.items() if key in self)
+        """The update, as "photos, convnet, batch 1, step 2", or with "first message, local steps 1" at the end."""
+        prefixes = {"data": "", "model": "", "batch": "batch "} | ({"step": "step "} if self.message is None else {})
+        words = [f"{prefix}{self[key]}" for key, prefix in prefixes.items() if key in self]
+        if self.message is not None:
+            words.append(f"first message, local steps {self.message.get('local_steps')}")
+        return ", ".join(words)
 
 
 def task_of(kind: str, content: Mapping[str, Any]) -> TrainingTask | UpdateTask:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..gradients.augmentation import draws, draws_at_start, global_draws
@@ -198,3 +198,23 @@ class LocalTrainer:
             return self._execute(client, round, plan, sampling.indices(step, len(client.inputs), key), seed)
 
         client.stepper.judge(execute, client.steps, sampling)
+
+
+def turn(step: int, batch: int, examples: int) -> Int[Tensor, " batch"]:
+    """Returns the positions of a step's examples: consecutive, starting over after the last example."""
+    return torch.arange(step * batch, (step + 1) * batch) % examples
+
+
+def moved(plan: StepPlan, sums: tuple[Tensor, ...], expected_batch: float) -> Float[Tensor, " dim"]:
+    """Returns a plain SGD step over the learning rate: block sums, decoded, divided, post-processed, masked.
+
+    Args:
+        plan: plan of the step.
+        sums: undivided sums, per block.
+        expected_batch: the public divisor.
+    """
+    decoded = [b.codec.decode(values) for b, values in zip(plan.blocks, sums, strict=True) if b.updates]
+    update = plan.post(sum(decoded[1:], start=decoded[0]) / expected_batch)
+    if plan.moves is None:
+        return update
+    return plan.moves.decode(plan.moves.encode(update.unsqueeze(0)).squeeze(0))
