@@ -37,17 +37,14 @@ class PublicComparison:
         above, below, untold = (
             [row.label for row, place in self.verdicts if place == wanted] for wanted in ("above", "below", "untold")
         )
-        count = len(self.verdicts)
-        words = f"{_control_words(self.control)} "
-        if len(above) == count:
-            words += "every cell that proves an epsilon"
-        elif above:
-            words += f"{len(above)} of {count} cells that prove an epsilon"
-        else:
-            words += f"none of {count} cells that prove an epsilon" if count > 1 else "not the cell that proves one"
-        words += ": in each seed the intervals of the records, over test examples, are compared."
+        every = len(above) == len(self.verdicts)
+        share = "every cell that proves" if every else f"{len(above)} of {len(self.verdicts)} cells that prove"
+        units = {row.section[3] for row, _ in self.verdicts}
+        words = f"{_control_words(self.control)} {share} an epsilon"
+        words += f"{', of either privacy unit' if len(units) > 1 else ''}: "
+        words += "in every seed, by the records' 95 % intervals over test examples."
         if below:
-            words += f" Shown to be above it: {', '.join(below)}."
+            words += f" Above it: {', '.join(below)}."
         if untold:
             words += f" Not decided: {', '.join(untold)}."
         if self.missing:

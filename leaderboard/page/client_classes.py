@@ -20,9 +20,8 @@ from .figures import epsilon_words
 from .plots import Style, marker
 from .seed_bands import read_columns
 
-KIND = "client_property"
-METRIC = "classes_named"
-"""Names of the kind and of its main metric."""
+KIND = KINDS["client_property"].name
+METRIC = METRICS[KINDS[KIND].main]
 
 MOST_CLIENTS, MOST_CLASSES, MOST_MAPS = 20, 30, 16
 """Largest numbers of clients and classes of a map, and of maps of a section."""
@@ -49,9 +48,9 @@ class ClassMap:
         words: metric over seeds, and the row's claim.
         classes: numbers of the columns.
         lines: number of the client and its cells, in the order of the classes.
-        right: named classes of which the client holds any example.
-        named: all named classes.
-        held: classes of which a client holds any example.
+        attacked: number of clients, those left out included.
+        named: number of named classes of all clients.
+        right: those among them that are the client's largest, of as many as were named.
         seed: of the record shown.
         remarks: sentences, as on clients left out.
     """
@@ -62,9 +61,9 @@ class ClassMap:
     words: str
     classes: tuple[int, ...]
     lines: tuple[tuple[int, tuple[MapCell, ...]], ...]
-    right: int
+    attacked: int
     named: int
-    held: int
+    right: int
     seed: int
     remarks: tuple[str, ...] = ()
 
@@ -80,8 +79,7 @@ def class_maps(rows: Sequence[Row], folder: Path, style: Style) -> tuple[list[Cl
     maps, left_out = [], []
     for row in rows:
         for cell in row.cells:
-            # A kind that is not in the table yet has no records either.
-            if cell.kind != KIND or KIND not in KINDS:
+            if cell.kind != KIND:
                 continue
             try:
                 maps.append(class_map(row, cell, folder, style))
@@ -105,15 +103,16 @@ def class_map(row: Row, cell: BoardCell, folder: Path, style: Style) -> ClassMap
         remarks.append(f"The first {MOST_CLIENTS} of {len(lines)} clients are shown.")
     if len(classes) > MOST_CLASSES:
         remarks.append(f"The first {MOST_CLASSES} of {len(classes)} classes are shown.")
-    estimate, words = over_seeds(METRIC, cell), ""
-    if METRIC in METRICS:
-        seeds = f" over {estimate.n} seeds" if estimate.n > 1 else ""
-        words = f"{METRICS[METRIC].label} {estimate.words(METRICS[METRIC].digits)}{seeds}, "
+    estimate = over_seeds(METRIC.name, cell)
+    words = f"{METRIC.name_in_notes} {estimate.words(METRIC.digits)}"
+    words += f" over {estimate.n} seeds" if estimate.n > 1 else ""
+    if METRIC.floor is not None and (floor := over_seeds(METRIC.floor.metric, cell)).value is not None:
+        words += f" ({METRIC.floor.of}: {floor.value:.{METRIC.digits}f})"
     return ClassMap(
         name=row.label,
         key=marker(*style[row.method]),
         attack=cell.attack or "",
-        words=f"{words}claimed ε {epsilon_words(row)}",
+        words=f"{words}, claimed ε {epsilon_words(row)}",
         classes=classes[:MOST_CLASSES],
         lines=tuple((client, cells[:MOST_CLASSES]) for client, cells in lines[:MOST_CLIENTS]),
         **counts,
@@ -125,22 +124,32 @@ def class_map(row: Row, cell: BoardCell, folder: Path, style: Style) -> ClassMap
 def map_lines(
     record: Record, folder: Path
 ) -> tuple[list[tuple[int, tuple[MapCell, ...]]], tuple[int, ...], dict[str, int]]:
-    """Clients with their cells, the classes, and counts of right, named and held classes of all clients.
+    """Clients with their cells, the classes, and counts of clients, named classes and right ones.
 
     Raises:
         RecordError: arrays are missing, bad, or lack a class of a client.
     """
     table = read_columns(record, folder, _COLUMNS)
+    if not all(np.isfinite(values).all() for values in table.values()):
+        raise RecordError("its arrays must hold finite numbers")
     numbers = {key: table[key].astype(int) for key in ("client", "class")}
     held, named = table["held"], table["named"].astype(bool)
     classes, clients = (tuple(np.unique(numbers[key]).tolist()) for key in ("class", "client"))
     places = set(zip(numbers["client"].tolist(), numbers["class"].tolist(), strict=True))
-    if not held.size or len(places) != held.size or held.size != len(classes) * len(clients):
+    if not held.size:
+        raise RecordError("no client sent a message")
+    if len(places) != held.size or held.size != len(classes) * len(clients):
         raise RecordError("its arrays must have each class of each client once")
     if not ((held >= 0) & (held <= 1)).all():
         raise RecordError("its arrays must hold fractions of a client's examples")
     order = np.lexsort((numbers["class"], numbers["client"]))
-    cells = [MapCell(held=float(held[i]), named=bool(named[i])) for i in order]
-    lines = [(client, tuple(cells[n * len(classes) : (n + 1) * len(classes)])) for n, client in enumerate(clients)]
-    counts = {"right": int((named & (held > 0)).sum()), "named": int(named.sum()), "held": int((held > 0).sum())}
+    fractions, names = (values[order].reshape(len(clients), len(classes)) for values in (held, named))
+    # A class is right if it is held, and fewer classes than were named are larger.
+    larger = np.stack([np.searchsorted(np.sort(-own), -own, side="left") for own in fractions])
+    right = names & (fractions > 0) & (larger < names.sum(axis=1, keepdims=True))
+    lines = [
+        (client, tuple(MapCell(held=float(h), named=bool(n)) for h, n in zip(*cells, strict=True)))
+        for client, *cells in zip(clients, fractions, names, strict=True)
+    ]
+    counts = {"attacked": len(clients), "named": int(names.sum()), "right": int(right.sum())}
     return lines, classes, counts

@@ -6,7 +6,7 @@ worst client is that of any seed. Numbers are those of the arrays beside the rec
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..records.record import RecordError
 from .axes import axis_over
 from .figures import Figure
 from .plots import Point, Style, styles
-from .rounds import budget_words, tested_words
+from .rounds import budget_words, budgets_of, tested_words
 from .seed_bands import MARKS, SeedLine, band_figures, read_columns, seeds_words
 
 KIND = KINDS["federation"].name
@@ -84,9 +84,10 @@ def client_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -
         except RecordError as error:
             left_out.append(f"Not shown: {row.label}, {error}.")
     if not tables:
-        return []
+        absent = Figure(name=f"{name}-client-epsilon", title="Claimed ε by client", caption=tuple(left_out))
+        return [absent] if left_out else []
     figures = _epsilons(tables, style, f"{name}-client-epsilon", left_out)
-    budgets = list(dict.fromkeys(words for table in tables if (words := budget_words(table.row)))) or [""]
+    budgets = budgets_of(table.row for table in tables)
     for i, budget in enumerate(budgets):
         shown = [table for table in tables if budget_words(table.row) in ("", budget)]
         suffix = f", {budget}" if len(budgets) > 1 else ""
@@ -116,36 +117,35 @@ def _epsilons(tables: Sequence[ClientTable], style: Style, name: str, left_out: 
     """Plot of the epsilons of all rows; rows whose clients have the same epsilons share a line."""
     title = "Claimed ε by client"
     # Methods of one noise and schedule have equal epsilons, and their lines would hide one another.
-    groups: dict[bytes, list[ClientTable]] = {}
+    groups: dict[tuple[tuple[float, ...], ...], list[ClientTable]] = {}
     for table in tables:
-        groups.setdefault(np.sort(table.columns["epsilon"], axis=1).tobytes(), []).append(table)
-    lines, same, infinite, proved = [], [], [], []
+        key = tuple(map(tuple, np.sort(table.columns["epsilon"], axis=1).tolist()))
+        groups.setdefault(key, []).append(table)
+    lines, same, infinite = [], [], []
+    proved = [table for table in tables if np.isfinite(table.columns["epsilon"]).all()]
     for group in groups.values():
-        names, epsilons = _labels(group, tables), np.sort(group[0].columns["epsilon"], axis=1)
+        names, epsilons = _names(group, tables), np.sort(group[0].columns["epsilon"], axis=1)
         finite = np.isfinite(epsilons).all(axis=0)
         if not finite.all():
             count = int((~np.isfinite(epsilons)).any(axis=0).sum())
             share = "every client" if count == group[0].clients else f"{count} of {group[0].clients} clients"
-            infinite.append(f"{', '.join(names)} ({share})")
+            infinite.append(f"{names} ({share})")
         if not finite.any():
             continue
-        series = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-        if len(names) > 1:
-            same.append(f"One line for {', '.join(names)}: their clients have the same ε.")
-        line = _line(group[0], "epsilon", epsilons, series, style[group[0].row.method], sign=1)
-        lines.append(line)
-        if finite.all():
-            proved.append(group[0])
+        series = _names(group[:1], tables)
+        if len(group) > 1:
+            series += f" and {len(group) - 1} more"
+            same.append(f"One line for {names}: their clients have the same ε.")
+        lines.append(_line(group[0], "epsilon", epsilons, series, style[group[0].row.method], sign=1))
     caption = [
-        f"ε of every client at its end of the training, from the least to the largest; {_unit_words(tables)} "
+        f"ε of every client after the training, from the least to the largest; {_unit_words(tables)} "
         f"{_clients_words(tables)} {seeds_words(len(table.seeds) for table in tables)}"
     ]
     if proved:
-        worst = max(proved, key=lambda table: float(table.columns["epsilon"].max()))
-        place = worst.worst("epsilon", 1)
+        leading = max(proved, key=lambda table: float(table.columns["epsilon"].max()))
         caption.append(
             "Filled: the worst client of any seed, whose ε is the row's claim. "
-            f"The largest is {_largest(worst, place)}."
+            f"The largest is {_largest(leading, leading.worst('epsilon', 1))}."
         )
     if infinite:
         caption.append(f"Not drawn, because ε is infinite: {'; '.join(infinite)}.")
@@ -155,9 +155,10 @@ def _epsilons(tables: Sequence[ClientTable], style: Style, name: str, left_out: 
     if _several_budgets(tables):
         # Rows of a method then differ in their budgets, so each has a colour and a marker of its own.
         own = styles({line.series: line.series for line in lines})
-        lines = [SeedLine(**{**vars(line), "style": own[line.series]}) for line in lines]
+        lines = [replace(line, style=own[line.series]) for line in lines]
+    lines = labelled(lines, sign=1)
     values = [value for line in lines for value in line.values]
-    log = max(values) > _LOG_FROM * max(min(values), 1e-12)
+    log = min(values) > 0 and max(values) > _LOG_FROM * min(values)
     y = axis_over("claimed ε", values, log=log, least=0.0)
     x = axis_over("clients, sorted by ε", [1.0, *(line.x[-1] for line in lines)], least=0.0)
     numbers = ("defense", "clients", "least ε", "median ε", "largest ε", "worst client"), _epsilon_numbers(tables)
@@ -167,16 +168,18 @@ def _epsilons(tables: Sequence[ClientTable], style: Style, name: str, left_out: 
 def _accuracies(tables: Sequence[ClientTable], style: Style, name: str, suffix: str) -> list[Figure]:
     lines, rows = [], []
     for table in tables:
-        accuracies = -np.sort(-table.columns["accuracy"], axis=1)
-        if not np.isfinite(accuracies).all():
+        # NaN, of clients none of whose classes is tested, is last.
+        ordered, method = -np.sort(-table.columns["accuracy"], axis=1), table.row.method
+        if not np.isfinite(ordered).all(axis=0).any():
             continue
-        lines.append(_line(table, "accuracy", accuracies, table.row.method, style[table.row.method], sign=-1))
+        lines.append(_line(table, "accuracy", ordered, method, style[method], sign=-1))
         place = table.worst("accuracy", -1)
-        mean = table.columns["accuracy"].mean()
+        mean = float(np.nanmean(ordered))
         ends = (f"{value:.{ACCURACY.digits}f}" for value in (mean, table.columns["accuracy"][place]))
         rows.append((table.row.label, *ends, table.client_words(place)))
     if not lines:
         return []
+    lines = labelled(lines, sign=-1)
     values = [value for line in lines for value in line.values]
     y = axis_over("accuracy", values, least=ACCURACY.least, most=ACCURACY.most)
     x = axis_over("clients, sorted by accuracy", [1.0, *(line.x[-1] for line in lines)], least=0.0)
@@ -185,6 +188,8 @@ def _accuracies(tables: Sequence[ClientTable], style: Style, name: str, suffix: 
         f"client holds, from the best client to the worst. Filled: the worst client of any seed. "
         f"{_clients_words(tables)} {seeds_words(len(table.seeds) for table in tables)}"
     ]
+    if any(np.isnan(table.columns["accuracy"]).any() for table in tables):
+        caption.append("Clients none of whose classes is tested have no accuracy, and no place.")
     return band_figures(
         name, f"Accuracy by client{suffix}", lines, x, y, digits=ACCURACY.digits, caption=caption,
         numbered=(("defense", "mean over clients", "worst", "worst client"), rows),
@@ -207,10 +212,12 @@ def _line(
     count = len(ranks)
     marked = range(count) if count <= _EVERY_MARK else sorted({i * (count - 1) // MARKS for i in range(MARKS)})
     extra = ()
-    if finite.all():
+    # An infinite epsilon is the worst, and has no place on the axis.
+    if not np.isinf(ordered).any():
         place = table.worst(column, sign)
         value, client = float(table.columns[column][place]), table.client_words(place)
-        label, digits = client.partition(" (")[0], EPSILON.digits if sign > 0 else ACCURACY.digits
+        label = f"worst: {client.partition(' (')[0]}"
+        digits = EPSILON.digits if sign > 0 else ACCURACY.digits
         words = f"{series}, worst: {client}, {'ε' if sign > 0 else 'accuracy'} {value:.{digits}f}"
         extra = (Point(x=float(ranks[-1]), y=value, series=series, title=words, label=label),)
         marked = [i for i in marked if i < count - 1]
@@ -220,9 +227,26 @@ def _line(
     )  # fmt: skip
 
 
-def _labels(group: Sequence[ClientTable], tables: Sequence[ClientTable]) -> list[str]:
-    """Names of rows in the legend: methods, or with their budgets if there are several."""
-    return [table.row.label if _several_budgets(tables) else table.row.method for table in group]
+def labelled(lines: Sequence[SeedLine], *, sign: int) -> list[SeedLine]:
+    """Keeps the label of the worst client of all lines, and drops those of the others.
+
+    Args:
+        lines: with their worst clients as further marks.
+        sign: 1 if large values are bad, else -1.
+    """
+    worst = max(((sign * point.y, -i) for i, line in enumerate(lines) for point in line.extra), default=(0.0, 0))
+    return [
+        line if i == -worst[1] else replace(line, extra=tuple(replace(point, label="") for point in line.extra))
+        for i, line in enumerate(lines)
+    ]
+
+
+def _names(group: Sequence[ClientTable], tables: Sequence[ClientTable]) -> str:
+    """Methods of a group of rows, with their budgets if all rows have several."""
+    by_budget: dict[str, list[str]] = {}
+    for table in group:
+        by_budget.setdefault(budget_words(table.row) if _several_budgets(tables) else "", []).append(table.row.method)
+    return "; ".join(", ".join(names) + f" at {words}" * bool(words) for words, names in by_budget.items())
 
 
 def _several_budgets(tables: Sequence[ClientTable]) -> bool:

@@ -86,6 +86,7 @@ class Band:
         low: lower ends of the band.
         high: upper ends of the band; equal to `low` where there is no band.
         series: decides the colour.
+        dashed: whether the line is dashed, as where another has its colour.
     """
 
     x: Sequence[float]
@@ -93,6 +94,7 @@ class Band:
     low: Sequence[float]
     high: Sequence[float]
     series: str
+    dashed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 Budgets have plots of their own. Numbers are those of the arrays beside the records of the kind `rounds`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from .seed_bands import SeedLine, band_figures, read_columns, seeds_words
 
 KIND = KINDS["rounds"].name
 ACCURACY = METRICS["accuracy"]
+
+_BUDGETS = ("epsilon", "noise_multiplier")
 
 _COLUMNS = ("round", "accuracy", "bytes_up", "bytes_down", "drift")
 
@@ -64,8 +66,10 @@ def round_figures(
                 tables.append(table)
         except RecordError as error:
             left_out.append(f"Not shown: {row.label}, {error}.")
-    budgets = list(dict.fromkeys(words for table in tables if (words := budget_words(table.row)))) or [""]
-    figures = []
+    if not tables:
+        absent = Figure(name=f"{name}-rounds", title="Accuracy by round", caption=tuple(left_out))
+        return [absent] if left_out else []
+    budgets, figures = budgets_of(table.row for table in tables), []
     for i, budget in enumerate(budgets):
         # A method without noise, or with noise of its own, has no budget and stands beside every budget.
         shown = [table for table in tables if budget_words(table.row) in ("", budget)]
@@ -96,10 +100,14 @@ def round_table(row: Row, folder: Path) -> RoundTable | None:
 
 def budget_words(row: Row) -> str:
     """Requested epsilon or noise multiplier of a row; empty for a method without either."""
-    keys = ("epsilon", "noise_multiplier")
-    return ", ".join(
-        f"{key.replace('_', ' ')} {word(row.budget[key])}" for key in keys if row.budget.get(key) is not None
-    )
+    budget = {key: row.budget.get(key) for key in _BUDGETS}
+    return ", ".join(f"{key.replace('_', ' ')} {word(value)}" for key, value in budget.items() if value is not None)
+
+
+def budgets_of(rows: Iterable[Row]) -> list[str]:
+    """Budgets of rows in words, the least first; a single empty text if no row has any."""
+    keyed = {budget_words(row): [row.budget.get(key) or 0.0 for key in _BUDGETS] for row in rows if budget_words(row)}
+    return sorted(keyed, key=lambda words: keyed[words]) or [""]
 
 
 def tested_words(rows: Sequence[Row]) -> str:

@@ -1,6 +1,6 @@
 """Lines over seeds: means, the band from the least to the largest seed, and the plots that show several of them.
 
-A plot holds as many lines as there are colours, so more methods are dealt to several plots with the same axes. Long
+A plot holds as many lines as there are markers, so more methods are dealt to several plots with the same axes. Long
 curves are thinned.
 """
 
@@ -19,13 +19,13 @@ from .axes import Axis
 from .figures import Figure
 from .plots import COLOURS, SHAPES, Band, Level, Point
 
-MOST = COLOURS
-"""Largest number of lines in a plot, each of a colour of its own."""
+MOST = len(SHAPES)
+"""Largest number of lines in a plot, each with a marker of its own; the second of the same colour is dashed."""
 
 POINTS = 120
 """Largest number of points of a line that are spread evenly, and again of those spread over the logarithm."""
 
-MARKS = 5
+MARKS = 4
 """Number of marks on a line; they tell lines apart and hold the numbers of tooltips."""
 
 
@@ -129,7 +129,8 @@ def band_figures(
     for number, part in enumerate(parts):
         style = dict(zip([line.series for line in part], distinct([line.style for line in part]), strict=True))
         points = [point for i, line in enumerate(part) for point in _marks(line, x, i / len(part), digits)]
-        bands = [_band(line) for line in part]
+        colours = [style[line.series][0] for line in part]
+        bands = [_band(line, dashed=colours[i] in colours[:i]) for i, line in enumerate(part)]
         sentences = list(caption) if not number else ["The further methods, on the same axes."]
         if any(style[line.series] != line.style for line in part):
             sentences.append("Methods that share a colour or a marker on the board have others here.")
@@ -149,7 +150,7 @@ def band_figures(
 
 
 def distinct(styles: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Gives lines that share a colour or a marker another that is free; the first keeps its own.
+    """Gives lines that share a colour or a marker another that is free, if any is; the first keeps its own.
 
     Args:
         styles: at most `MOST` pairs (colour, marker).
@@ -159,7 +160,7 @@ def distinct(styles: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
         colours, shapes = {c for c, _ in chosen}, {s for _, s in chosen}
         chosen.append(
             (
-                next(c for c in (colour, *range(COLOURS)) if c not in colours),
+                next((c for c in (colour, *range(COLOURS)) if c not in colours), colour),
                 next(s for s in (shape, *SHAPES) if s not in shapes),
             )
         )
@@ -187,10 +188,10 @@ def kept_positions(count: int) -> list[int]:
     return np.unique(np.concatenate([even, early]).round().astype(int)).tolist()
 
 
-def _band(line: SeedLine) -> Band:
+def _band(line: SeedLine, *, dashed: bool) -> Band:
     kept = kept_positions(len(line.x))
     parts = {"x": line.x, "y": line.mean, "low": line.low, "high": line.high}
-    return Band(series=line.series, **{key: values[kept].tolist() for key, values in parts.items()})
+    return Band(series=line.series, dashed=dashed, **{key: values[kept].tolist() for key, values in parts.items()})
 
 
 def _marks(line: SeedLine, x: Axis, offset: float, digits: int) -> list[Point]:

@@ -233,13 +233,16 @@ def _bands(bands: Sequence[Band], x: Axis, y: Axis) -> list[Any]:
     colour: dict[str, Any] = {"field": "colour", "type": "nominal", "scale": None}
     height = _channel(alt.Y, "low", y).stack(None)
     # The fill's own opacity, because a legend takes over that of a whole mark.
-    faint = alt.FillOpacityValue(0.03, condition={"param": "picked", "value": 0.13})
+    faint = alt.FillOpacityValue(0.03, condition={"param": "picked", "value": 0.1})
     return [
         lines.transform_filter("datum.wide")
         .mark_area(aria=False)
         .encode(y=height, y2=alt.Y2("high:Q"), fill=alt.Fill(**colour), fillOpacity=faint),
         lines.mark_line(strokeWidth=1.8, aria=False).encode(
-            y=_channel(alt.Y, "y", y), stroke=alt.Stroke(**colour), opacity=_opacity(0.9)
+            y=_channel(alt.Y, "y", y),
+            stroke=alt.Stroke(**colour),
+            opacity=_opacity(0.9),
+            strokeDash=alt.StrokeDashValue([1, 0], condition={"test": "datum.dashed", "value": [7, 3]}),
         ),
     ]
 
@@ -249,7 +252,7 @@ def _band_row(band: Band, number: int, colour: str, x: Axis, y: Axis) -> dict[st
     heights = {key: [_rounded(y.number(v), 4) for v in getattr(band, key)] for key in ("y", "low", "high")}
     wide = any(low < high for low, high in zip(heights["low"], heights["high"], strict=True))
     places = {"x": [_rounded(x.number(value)) for value in band.x], **heights}
-    return places | {"series": band.series, "path": number, "colour": colour, "wide": wide}
+    return places | {"series": band.series, "path": number, "colour": colour, "wide": wide, "dashed": band.dashed}
 
 
 def _levels(levels: Sequence[Level], x: Axis, y: Axis) -> list[Any]:
