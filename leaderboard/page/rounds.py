@@ -69,14 +69,15 @@ def round_figures(
     if not tables:
         absent = Figure(name=f"{name}-rounds", title="Accuracy by round", caption=tuple(left_out))
         return [absent] if left_out else []
-    budgets, figures = budgets_of(table.row for table in tables), []
+    budgets, figures, drifts = budgets_of(table.row for table in tables), [], []
     for i, budget in enumerate(budgets):
         # A method without noise, or with noise of its own, has no budget and stands beside every budget.
         shown = [table for table in tables if budget_words(table.row) in ("", budget)]
         if shown:
             suffix = f", {budget}" if len(budgets) > 1 else ""
-            figures += _of_budget(shown, public_only, style, f"{name}-b{i + 1}", suffix, left_out)
-    return figures
+            figures += _accuracies(shown, public_only, style, f"{name}-b{i + 1}", suffix, left_out)
+            drifts += _drift(shown, style, f"{name}-b{i + 1}", suffix)
+    return figures + drifts
 
 
 def round_table(row: Row, folder: Path) -> RoundTable | None:
@@ -120,7 +121,7 @@ def tested_words(rows: Sequence[Row]) -> str:
     return f"{counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''} held-out examples"
 
 
-def _of_budget(
+def _accuracies(
     tables: Sequence[RoundTable],
     public_only: Sequence[Row],
     style: Style,
@@ -134,9 +135,8 @@ def _of_budget(
     by_bytes = _lines(tables, style, "accuracy", lambda table: table.columns["bytes_up"].mean(axis=0))
     values = [value for line in by_round for value in line.values] + [level.y for level in levels[0]]
     y = axis_over("accuracy on held-out data", values, least=ACCURACY.least, most=ACCURACY.most)
-    rounds_axis = _rounds_axis(tables)
     figures = band_figures(
-        f"{name}-rounds", f"Accuracy by round{suffix}", by_round, rounds_axis, y, digits=ACCURACY.digits,
+        f"{name}-rounds", f"Accuracy by round{suffix}", by_round, _rounds_axis(tables), y, digits=ACCURACY.digits,
         levels=levels[0], numbered=_accuracy_numbers(tables),
         caption=[f"The global model after each round, on {tested_words(rows)}. {seeds}", *levels[1], *left_out],
     )  # fmt: skip
@@ -153,15 +153,16 @@ def _of_budget(
                 *levels[1],
             ],
         )  # fmt: skip
-    return figures + _drift(tables, style, name, suffix, rounds_axis)
+    return figures
 
 
-def _drift(tables: Sequence[RoundTable], style: Style, name: str, suffix: str, x: Axis) -> list[Figure]:
+def _drift(tables: Sequence[RoundTable], style: Style, name: str, suffix: str) -> list[Figure]:
     """Plot of the relative drift of methods without noise; empty if no round has any."""
     quiet = [table for table in tables if _without_noise(table.row)]
     lines = [line for line in _lines(quiet, style, "drift", lambda table: table.rounds) if (line.y > 0).all()]
     if not lines:
         return []
+    x = _rounds_axis(quiet)
     y = axis_over("relative drift", [value for line in lines for value in line.values], log=True)
     caption = [
         "Squared distance of the clients' updates from their mean, averaged with the weights of the clients, over the "
