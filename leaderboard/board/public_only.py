@@ -35,7 +35,7 @@ class PublicComparison:
     def sentence(self) -> str:
         """Cells that the control is above, and those that it is not."""
         above, below, untold = (
-            [row.label for row, place in self.verdicts if place == wanted] for wanted in ("above", "below", "untold")
+            [row.label for row, place in self.verdicts if place == verdict] for verdict in ("above", "below", "untold")
         )
         every = len(above) == len(self.verdicts)
         share = "every cell that proves" if every else f"{len(above)} of {len(self.verdicts)} cells that prove"

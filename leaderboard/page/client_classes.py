@@ -133,22 +133,22 @@ def map_lines(
     if not all(np.isfinite(values).all() for values in table.values()):
         raise RecordError("its arrays must hold finite numbers")
     numbers = {key: table[key].astype(int) for key in ("client", "class")}
-    held, named = table["held"], table["named"].astype(bool)
+    shares, named = table["held"], table["named"].astype(bool)
     classes, clients = (tuple(np.unique(numbers[key]).tolist()) for key in ("class", "client"))
     places = set(zip(numbers["client"].tolist(), numbers["class"].tolist(), strict=True))
-    if not held.size:
+    if not shares.size:
         raise RecordError("no client sent a message")
-    if len(places) != held.size or held.size != len(classes) * len(clients):
+    if len(places) != shares.size or shares.size != len(classes) * len(clients):
         raise RecordError("its arrays must have each class of each client once")
-    if not ((held >= 0) & (held <= 1)).all():
+    if not ((shares >= 0) & (shares <= 1)).all():
         raise RecordError("its arrays must hold fractions of a client's examples")
     order = np.lexsort((numbers["class"], numbers["client"]))
-    fractions, names = (values[order].reshape(len(clients), len(classes)) for values in (held, named))
+    fractions, names = (values[order].reshape(len(clients), len(classes)) for values in (shares, named))
     # A class is right if it is held, and fewer classes than were named are larger.
     larger = np.stack([np.searchsorted(np.sort(-own), -own, side="left") for own in fractions])
     right = names & (fractions > 0) & (larger < names.sum(axis=1, keepdims=True))
     lines = [
-        (client, tuple(MapCell(held=float(h), named=bool(n)) for h, n in zip(*cells, strict=True)))
+        (client, tuple(MapCell(held=float(share), named=bool(name)) for share, name in zip(*cells, strict=True)))
         for client, *cells in zip(clients, fractions, names, strict=True)
     ]
     counts = {"attacked": len(clients), "named": int(names.sum()), "right": int(right.sum())}

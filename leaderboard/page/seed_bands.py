@@ -197,8 +197,8 @@ def _band(line: SeedLine, *, dashed: bool) -> Band:
 def _marks(line: SeedLine, x: Axis, offset: float, digits: int) -> list[Point]:
     """Marks of a line; those of other lines are shifted along, so that they do not cover one another."""
     places = np.array([x.share(value) for value in line.x])
-    wanted = places[0] + (places[-1] - places[0]) * (np.arange(MARKS) + offset) / MARKS
-    nearest = {int(np.abs(places - share).argmin()) for share in wanted}
+    targets = places[0] + (places[-1] - places[0]) * (np.arange(MARKS) + offset) / MARKS
+    nearest = {int(np.abs(places - share).argmin()) for share in targets}
     marked = sorted(nearest) if line.marked is None else line.marked
     points = [
         Point(

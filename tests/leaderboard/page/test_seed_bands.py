@@ -28,7 +28,7 @@ def line(name, y, style=(0, "circle")):
 
 def drawn(*lines):
     x = axis_over("round", [value for one in lines for value in one.x])
-    y = axis_over("accuracy", [value for one in lines for value in one.values])
+    y = axis_over("accuracy", np.concatenate([one.y.ravel() for one in lines]).tolist())
     return band_figures("s1-rounds", "Accuracy", lines, x, y, digits=3, caption=["A caption."])
 
 
