@@ -60,7 +60,8 @@ def message_likelihood(target: SeenMessages, generator: torch.Generator) -> Memb
                 scores[part] += log_ratio(message, products, squares)
             else:
                 shown = products / squares.clamp(min=torch.finfo(torch.float64).tiny)
-                scores[part] = torch.maximum(scores[part], shown)
+                # Rounded, because of a non-participant rounding error is left, which ranks nobody.
+                scores[part] = torch.maximum(scores[part], shown.round(decimals=3))
     return MembershipScores(
         ids=candidates.ids, scores=scores, exact=exact and bool(noisy), deterministic=not noisy, dependence="per_model"
     )

@@ -294,7 +294,7 @@ def _flags(model: ClientsRun, row: ThreatModel, knows: Knows, result: Membership
     dependent = participation(ledger.sampling) == "dependent"
     dependent |= any(entry.row is not None or entry.trial for entry in ledger.entries)
     several = row.of_clients == "messages" and run.federation.local_steps > 1
-    if informed and (several or (dependent and not row.participation_known)):
+    if informed and not result.deterministic and (several or (dependent and not row.participation_known)):
         flags.append("not_most_powerful")
     # No release beside the steps is among a client's messages or local steps as attacks get them.
     if any(entry.one_off for entry in ledger.entries):

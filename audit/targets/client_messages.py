@@ -47,11 +47,16 @@ from leakbench.defenses.core import (
     per_example_gradients,
 )
 from leakbench.defenses.core.federated.messages.reach import reach_of, same
+from leakbench.defenses.core.plan.implicit_subspace import ImplicitSubspace
 from leakbench.defenses.core.plan.post import Identity, Keep, Project, Rescale
 
 from .candidates import Candidates
 from .observe import PublicKnowledge, participation
 from .observed_step import ROWS
+
+
+_WHITE = (Everything, Coordinates, Subspace, ImplicitSubspace)
+"""Codecs whose decoded noise has one standard deviation in all their directions; a subclass may decode otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +215,7 @@ def _no_common_release(plans: Sequence[StepPlan]) -> str:
         if plan.correlated is not None or plan.trial is not None or plan.start_at is not None:
             return "a local step has correlated noise, a trial, or starts at other parameters than the last ended at"
         blocks = [block for block in plan.blocks if block.updates]
-        if len(blocks) != 1 or type(blocks[0].codec) not in (Everything, Coordinates, Subspace):
+        if len(blocks) != 1 or type(blocks[0].codec) not in _WHITE:
             return "a local step releases several parts, or through a map that is no mask and no projection"
         if type(plan.post) not in (Identity, Rescale, Keep, Project) or getattr(plan.post, "rescale", False):
             return "a local step changes its update after the noise by more than a mask, a projection or a factor"
@@ -301,8 +306,15 @@ class ClientMessages:
         return copy.deepcopy(self._rounds[0].round.network).eval()
 
     def target(self) -> SeenMessages:
-        """Returns the target of an attack on all messages."""
+        """Returns the target of an attack on all messages.
+
+        Raises:
+            NotApplicable: the attacker knows all other contributions, and a message does not show them.
+        """
         rounds = self._rounds
+        for taken in rounds if self._informed else ():
+            if isinstance(why := self._sums(taken), str):
+                raise NotApplicable(f"messages of {self._method.name} do not show the sums of local steps: {why}")
         return SeenMessages(
             models=models_of(self._models, self._final, self._layout, self._knowledge),
             messages=Steps(lambda: (self._seen(taken) for taken in rounds), lambda: len(rounds)),
@@ -317,9 +329,12 @@ class ClientMessages:
     def _queries(self, model: nn.Module) -> ModelAccess:
         return model_queries(model, self._knowledge)
 
+    def _sums(self, taken: ClientRound) -> Sums | str:
+        return sums_of(taken, self._method, self._recipe, self._data.expected_batch)
+
     def _seen(self, taken: ClientRound) -> SeenMessage:
         data, knowledge = self._data, self._knowledge
-        sums = sums_of(taken, self._method, self._recipe, data.expected_batch)
+        sums = self._sums(taken)
         public = _public_round(taken.round, self._network)
         gradients = self._rows(public, copy.deepcopy(taken.state), public.parameters)
         rate = data.sampling.rate
@@ -350,12 +365,14 @@ class ClientMessages:
 
     def _rows(self, round: Round, state: Any, point: Tensor) -> Callable[..., Tensor]:
         """Returns a function that computes per-example gradients of the network in training at a point."""
-        rule, loss, layout, point = self._method.rule, self._loss, self._layout, point.clone()
+        # The layout of the network in training, which may be a part of a larger one.
+        rule, loss, layout, point = self._method.rule, self._loss, round.context.layout, point.clone()
 
         def gradients(inputs: Tensor, labels: Tensor) -> Tensor:
-            with torch.no_grad():
+            with torch.enable_grad():  # networks with hooks are differentiated example by example
                 targets = rule.targets(state, round, inputs, labels)
-                return per_example_gradients(round.network, loss, layout, inputs, targets, parameters=point)
+                rows = per_example_gradients(round.network, loss, layout, inputs, targets, parameters=point)
+            return rows.detach()
 
         return gradients
 
