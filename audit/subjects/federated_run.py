@@ -7,6 +7,7 @@ client's number, or drawn from the operating system.
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,16 +16,33 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
+from leakbench.attacks.core import NotApplicable
 from leakbench.benchmarks.core import clients_digest
-from leakbench.defenses.core import Federated, FederatedRun, Federation, RoundSchedule, Sampling, weighted_mean
+from leakbench.defenses.core import (
+    Federated,
+    FederatedRun,
+    Federation,
+    Message,
+    Round,
+    RoundSchedule,
+    Sampling,
+    Step,
+    predict_federated,
+    weighted_mean,
+)
+from leakbench.defenses.core.federated.client import Client
 from leakbench.defenses.core.federated.federated_settings import FederatedSettings
-from leakbench.defenses.core.federated.rounds import OngoingFederation
+from leakbench.defenses.core.federated.local_training import LocalResult
+from leakbench.defenses.core.federated.rounds import OngoingFederation, RoundOutcome
 
 from ..plan.build import planned, recipe_of
-from ..plan.federation import defend_federated, divided, federation_of, schedule_of
-from ..plan.request import seed_of_data
+from ..plan.federation import clients_of, defend_federated, divided, federation_of, schedule_of
+from ..plan.request import TrainingRequest, seed_of_data
+from ..plan.threat_models import OfClients
 from ..scoring.utility import losses
+from ..targets.client_messages import ClientData, ClientRound
 from ..targets.observe import logits_of
+from .outcome import pick
 from .training_data import TrainingData
 
 
@@ -49,8 +67,16 @@ class ClientsRun(TrainingData):
     Attributes:
         request: of the training.
         device: device of the computation.
+        seen: parts of the run that attacks of the job see, which are kept in training.
         splits: of the data set.
     """
+
+    def __init__(
+        self, request: TrainingRequest, device: torch.device, seen: Collection[OfClients] = frozenset()
+    ) -> None:
+        """Reads the data; trains nothing yet."""
+        super().__init__(request, device)
+        self.seen = frozenset(seen)
 
     @cached_property
     def shards(self) -> list[Int64[Tensor, "_"]]:
@@ -100,6 +126,33 @@ class ClientsRun(TrainingData):
         """The federated method at its noise, and whether the noise was matched instead of calibrated."""
         return defend_federated(self.request, self.public_sizes, self.schedule)
 
+    @cached_property
+    def attacked(self) -> int:
+        """The attacked client: a number of the suite, or the first client with the largest predicted epsilon.
+
+        Raises:
+            NotApplicable: that client takes part in no round.
+        """
+        chosen, sizes = clients_of(self.request).attacked, self.public_sizes
+        if chosen == "worst":
+            delta, (method, _) = self.request.budget.delta, self.method
+            run: dict[str, Any] = {"federation": self.federation, "sampling": self.sampling[0]}
+            ledgers = predict_federated(method, sizes, schedule=self.schedule, **run)
+            epsilons = [
+                ledger.claim(delta, unit=method.unit).epsilon if self.schedule.rounds_of(client) else -1.0
+                for client, ledger in enumerate(ledgers)
+            ]
+            return max(range(len(sizes)), key=lambda client: (epsilons[client], -client))
+        if not self.schedule.rounds_of(chosen):
+            raise NotApplicable(f"client {chosen} is attacked, and takes part in no round; set federated.attacked")
+        return chosen
+
+    def private_side(self, client: int) -> ClientData:
+        """Returns a client's data and secret key."""
+        training, positions = self.watched, self.shards[client]
+        own = training.state.clients[client]
+        return ClientData(client, pick(self.uninserted, positions), own.sampling, own.sampler_key, own.expected_batch)
+
     @property
     def clients_digest(self) -> str:
         """SHA-256 of the ids that each client holds."""
@@ -120,13 +173,18 @@ class ClientsRun(TrainingData):
         """Measurements of every round."""
         return self._watched[1]
 
+    @property
+    def watched(self) -> WatchedFederation:
+        """The finished training with what it kept for attacks; auditor only."""
+        return self._watched[2]
+
     @cached_property
     def run(self) -> FederatedRun:
         """The training, computed at its first use."""
         return self._watched[0]
 
     @cached_property
-    def _watched(self) -> tuple[FederatedRun, list[RoundMeasure]]:
+    def _watched(self) -> tuple[FederatedRun, list[RoundMeasure], WatchedFederation]:
         data, public, task, seeds = self.uninserted, self._read, self.request.training, self.request.seeds
         shards = [(data.inputs[shard], data.labels[shard]) if len(shard) else None for shard in self.shards]
         measures: list[RoundMeasure] = []
@@ -152,8 +210,9 @@ class ClientsRun(TrainingData):
         )
         pool = (public.inputs, public.labels) if len(public) else None
         training = WatchedFederation(copy.deepcopy(self._start), shards, pool, settings)
+        training.watch(self.seen, self.attacked if self.seen & OF_ONE_CLIENT else None)
         run = training.run()
-        return replace(run, public_used=run.public_used or self.splits.scaled_by_public), measures
+        return replace(run, public_used=run.public_used or self.splits.scaled_by_public), measures, training
 
     def _measure(self, training: WatchedFederation) -> RoundMeasure:
         logits = logits_of(training.global_model(), self.test.inputs)
@@ -162,14 +221,67 @@ class ClientsRun(TrainingData):
         return RoundMeasure(float(right.double().mean()), float(loss), training.drift)
 
 
+OF_ONE_CLIENT: frozenset[OfClients] = frozenset({"messages", "local steps", "last message"})
+"""Parts of a run that show one client's releases."""
+
+
 class WatchedFederation(OngoingFederation):
-    """A federated run that keeps the relative drift of its last round.
+    """A federated run that keeps the relative drift of its last round, and what attacks of its job see.
 
     Attributes:
         drift: sum_i w_i |Delta_i - mean|^2 / |mean|^2; NaN for fewer than two replies, or a mean of 0.
+        models: global model before every round, if attacks see them.
+        replies: client -> rounds in which its message was received, if attacks see messages.
+        steps: every local step of the attacked client, with its noisy sums, if attacks see them.
     """
 
     drift = float("nan")
+    _seen: frozenset[OfClients] = frozenset()
+    _attacked: int | None = None
+
+    def watch(self, seen: Collection[OfClients], attacked: int | None) -> None:
+        """Decides what is kept; before the first round.
+
+        Args:
+            seen: parts of the run that attacks see.
+            attacked: client of which every local step is kept; None for none.
+        """
+        self._seen, self._attacked = frozenset(seen), attacked
+        self.models: list[Tensor] = []
+        self.replies: dict[int, list[ClientRound]] = {}
+        self.steps: list[Step] = []
+        self._points: list[Tensor] = []
+        if attacked is not None:
+            self.trainer.recorder = self._record
+
+    def opened(self, broadcast: Mapping[str, Tensor] | None = None) -> RoundOutcome:
+        """Returns the next round before its first message."""
+        if self._seen & {"models", "messages"}:
+            self.models.append(self.state.parameters.clone())
+        self._points = []
+        return super().opened(broadcast)
+
+    def _record(self, client: int, step: Step) -> None:
+        if client != self._attacked:
+            return
+        self._points.append(step.parameters)
+        if self._seen & {"local steps", "last message"}:
+            self.steps.append(step)
+
+    def _message(self, client: Client, round: Round, result: LocalResult) -> Message:
+        state = client.state  # `finish` replaces it
+        message = super()._message(client, round, result)
+        if "messages" in self._seen and message.finite:
+            kept = ClientRound(
+                round,
+                state,
+                message,
+                self.settings.method.messages.decode(message, round),
+                tuple(plan.stds for plan in result.plans),
+                tuple(self._points) if client.number == self._attacked else (),
+            )
+            self.replies.setdefault(client.number, []).append(kept)
+        return message
 
     def _aggregate(self, outcome: Any) -> None:
         deltas = {

@@ -52,6 +52,9 @@ class FederatedTable(StrictTable):
     """Privacy unit of central defenses: the clients' local steps, or the server's average of their updates."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Chance of a scheduled client to be lost in a round, after some of its local steps."""
+    attacked: Literal["worst"] | Annotated[int, Field(ge=0)] = "worst"
+    """Client whose records are attacked by its messages and local steps: a number, or the client with the largest
+    claimed epsilon, of equals the first."""
 
     @model_validator(mode="after")
     def _consistent(self) -> FederatedTable:
@@ -61,6 +64,8 @@ class FederatedTable(StrictTable):
         for key, split in _OF_SPLIT.items():
             if getattr(self, key) is not None and self.split != split:
                 raise ValueError(f"{key} must go with split = '{split}', got '{self.split}'")
+        if self.attacked != "worst" and self.attacked >= self.clients:
+            raise ValueError(f"attacked must be a client's number below {self.clients}, got {self.attacked}")
         return self
 
     @property
