@@ -206,8 +206,8 @@ def _line(
     sign: int,
 ) -> SeedLine:
     """Line over the ranks whose values are finite in all seeds, with the worst client at its end."""
-    finite = np.isfinite(ordered).all(axis=0)
-    ranks = np.arange(1.0, len(finite) + 1)[finite]
+    finite = np.flatnonzero(np.isfinite(ordered).all(axis=0))
+    ranks = finite + 1.0
     # The mark of the worst client replaces the last rank's.
     count = len(ranks)
     marked = range(count) if count <= _EVERY_MARK else sorted({i * (count - 1) // MARKS for i in range(MARKS)})
@@ -223,7 +223,7 @@ def _line(
         marked = [i for i in marked if i < count - 1]
     return SeedLine(
         series=series, style=style, x=ranks, y=ordered[:, finite], marked=list(marked), extra=extra, hollow=True,
-        titles=[f"rank {rank:.0f} of {len(finite)}" for rank in ranks],
+        titles=[f"rank {rank:.0f} of {ordered.shape[1]}" for rank in ranks],
     )  # fmt: skip
 
 

@@ -50,6 +50,12 @@ def arrays_of(kind, seed, draw):
     }
 
 
+def drawn_of(figure, name="bands"):
+    """Data of a plot: of its lines with bands, or of its marks."""
+    assert figure.specification is not None, figure.caption
+    return figure.specification["datasets"][name]
+
+
 @pytest.fixture
 def federated(record, metric, tmp_path):
     """Writes the arrays of a record of a federated training, and returns the record and its arrays."""

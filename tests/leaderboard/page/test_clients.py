@@ -10,6 +10,8 @@ from leakbench.leaderboard.board.rows import rows_from
 from leakbench.leaderboard.page.clients import client_figures
 from leakbench.leaderboard.page.plots import styles
 
+from .conftest import drawn_of
+
 
 def figures_of(records, folder):
     rows = rows_from(records)
@@ -18,7 +20,7 @@ def figures_of(records, folder):
 
 
 def filled(figure):
-    return [row for row in figure.specification["datasets"]["rows"] if not row["hollow"]]
+    return [row for row in drawn_of(figure, "rows") if not row["hollow"]]
 
 
 @pytest.mark.parametrize("column, sign, name", [("epsilon", 1, "epsilon"), ("accuracy", -1, "accuracy-b1")])
@@ -28,7 +30,7 @@ def test_clients_are_sorted_and_the_worst_of_any_seed_is_marked(federated, folde
     table = pd.concat([pd.DataFrame(columns).assign(seed=seed) for seed, (_, columns) in enumerate(made)])
     table["rank"] = table.groupby("seed")[column].rank(ascending=sign > 0)
     by_rank = table.groupby("rank")[column].agg(["mean", "min", "max"])
-    (band,) = figure.specification["datasets"]["bands"]
+    (band,) = drawn_of(figure)
     assert band["x"] == by_rank.index.tolist()
     for key, statistic in (("y", "mean"), ("low", "min"), ("high", "max")):
         np.testing.assert_allclose(band[key], by_rank[statistic], rtol=1e-3)
@@ -57,7 +59,7 @@ def test_methods_whose_clients_have_the_same_epsilons_share_a_line(federated, fo
     records.append(federated("federation", defense="scaffold", columns={"epsilon": same["epsilon"][::-1]})[0])
     records.append(federated("federation", defense="fed_lrs")[0])
     figure = figures_of(records, folder)["s1-client-epsilon"]
-    assert [band["series"] for band in figure.specification["datasets"]["bands"]] == ["fed_avg and 2 more", "fed_lrs"]
+    assert [band["series"] for band in drawn_of(figure)] == ["fed_avg and 2 more", "fed_lrs"]
     assert "One line for fed_avg, moon, scaffold: their clients have the same ε." in figure.caption
     assert [row[0] for row in figure.numbers] == ["fed_avg", "fed_lrs", "moon", "scaffold"]
 
@@ -69,7 +71,7 @@ def test_an_infinite_epsilon_is_named_and_not_drawn(federated, folder):
         federated("federation", defense="sgd", columns={"epsilon": np.full(5, math.inf)})[0],
     ]
     figure = figures_of(records, folder)["s1-client-epsilon"]
-    (band,) = figure.specification["datasets"]["bands"]
+    (band,) = drawn_of(figure)
     assert (band["x"], band["y"]) == ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) and filled(figure) == []
     assert any("ε is infinite: pfa (2 of 5 clients); sgd (every client)" in sentence for sentence in figure.caption)
     assert {row[4] for row in figure.numbers} == {"∞"}
@@ -88,7 +90,7 @@ def test_a_client_without_a_tested_class_has_no_place(federated, folder):
     accuracy = np.array([0.9, math.nan, 0.5, 0.7, 0.8])
     record, _ = federated("federation", columns={"accuracy": accuracy})
     figure = figures_of([record], folder)["s1-client-accuracy-b1"]
-    (band,) = figure.specification["datasets"]["bands"]
+    (band,) = drawn_of(figure)
     assert band["y"] == [0.9, 0.8, 0.7, 0.5]
     assert [mark["label"] for mark in filled(figure)] == ["worst: client 2"]
     assert any("have no accuracy" in sentence for sentence in figure.caption)
@@ -100,9 +102,9 @@ def test_many_clients_have_few_marks_and_a_thin_line(federated, folder):
     columns |= {"epsilon": draw.uniform(1, 3, count), "accuracy": draw.uniform(size=count)}
     record, _ = federated("federation", columns=columns)
     for figure in figures_of([record], folder).values():
-        (band,) = figure.specification["datasets"]["bands"]
+        (band,) = drawn_of(figure)
         assert (band["x"][0], band["x"][-1]) == (1, 1000) and len(band["x"]) < 250
-        assert len(figure.specification["datasets"]["rows"]) < 10
+        assert len(drawn_of(figure, "rows")) < 10
 
 
 def test_seeds_with_other_numbers_of_clients_are_named(federated, folder):

@@ -8,6 +8,8 @@ from leakbench.leaderboard.board.rows import rows_from
 from leakbench.leaderboard.page.plots import styles
 from leakbench.leaderboard.page.rounds import budgets_of, round_figures
 
+from .conftest import drawn_of
+
 
 def figures_of(records, folder):
     rows = rows_from(records)
@@ -16,15 +18,11 @@ def figures_of(records, folder):
     return {figure.name: figure for figure in round_figures(rows, public_only, folder, style, "s1")}
 
 
-def bands(figure):
-    return figure.specification["datasets"]["bands"]
-
-
 def test_lines_are_the_means_and_extremes_of_the_seeds_arrays(federated, folder):
     made = [federated("rounds", seed=seed) for seed in (0, 1, 2)]
     figures = figures_of([record for record, _ in made], folder)
     table = pd.concat([pd.DataFrame(columns) for _, columns in made]).groupby("round").agg(["mean", "min", "max"])
-    (by_round,), (by_bytes,) = bands(figures["s1-b1-rounds"]), bands(figures["s1-b1-bytes"])
+    (by_round,), (by_bytes,) = drawn_of(figures["s1-b1-rounds"]), drawn_of(figures["s1-b1-bytes"])
     assert by_round["x"] == [number + 1 for number in table.index]
     np.testing.assert_allclose(by_bytes["x"], table["bytes_up"]["mean"], rtol=1e-5)
     for band in (by_round, by_bytes):
@@ -34,7 +32,7 @@ def test_lines_are_the_means_and_extremes_of_the_seeds_arrays(federated, folder)
     last = table["accuracy"].iloc[-1]
     (numbers,) = figures["s1-b1-rounds"].numbers
     assert numbers == ("dp_sgd", "3", "12", f"{last['mean']:.3f}", f"{last['min']:.3f}", f"{last['max']:.3f}")
-    sent, received = (f"{table[key]['mean'].iloc[-1]:,.0f}" for key in ("bytes_up", "bytes_down"))
+    sent, received = (f"{table[key, 'mean'].iloc[-1]:,.0f}" for key in ("bytes_up", "bytes_down"))
     assert figures["s1-b1-bytes"].numbers[0][1:3] == (sent, received)
     assert f"{received} bytes a training" in " ".join(figures["s1-b1-bytes"].caption)
 
@@ -59,7 +57,7 @@ def test_every_budget_has_its_own_plots_and_methods_without_a_budget_are_in_all(
     titles = [figure.title for name, figure in figures.items() if name.endswith("-rounds")]
     assert titles == ["Accuracy by round, noise multiplier 2", "Accuracy by round, noise multiplier 8"]
     for number in (1, 2):
-        assert {band["series"] for band in bands(figures[f"s1-b{number}-rounds"])} == {"fed_avg", "sgd"}
+        assert {band["series"] for band in drawn_of(figures[f"s1-b{number}-rounds"])} == {"fed_avg", "sgd"}
 
 
 def test_budgets_are_in_the_order_of_their_numbers(record):
@@ -75,7 +73,7 @@ def test_drift_is_drawn_of_methods_without_noise_alone(federated, folder, claim)
     drift = np.array([np.nan, *np.linspace(1, 3, 11)])
     quiet, _ = federated("rounds", defense="sgd", columns={"drift": drift}, claim=claim(None), noise_multiplier=0.0)
     figure = figures_of([noisy, quiet], folder)["s1-b1-drift"]
-    (band,) = bands(figure)
+    (band,) = drawn_of(figure)
     assert band["series"] == "sgd" and band["x"] == list(range(2, 13))
     np.testing.assert_allclose(band["y"], drift[1:], rtol=1e-3)
 
@@ -111,7 +109,7 @@ def test_rounds_that_cannot_be_drawn_are_named_with_the_reason(federated, folder
         empty = {key: np.zeros(0) for key in ("round", "accuracy", "loss", "bytes_up", "bytes_down", "drift")}
         records, reason = [federated("rounds", defense="moon", columns=empty)[0]], "moon, its arrays have no round"
     figures = figures_of([good, *records], folder)
-    assert [band["series"] for band in bands(figures["s1-b1-rounds"])] == ["fed_avg"]
+    assert [band["series"] for band in drawn_of(figures["s1-b1-rounds"])] == ["fed_avg"]
     assert any(f"Not shown: {reason}" in sentence for sentence in figures["s1-b1-rounds"].caption)
     (alone,) = figures_of(records, folder).values()
     assert alone.specification is None and reason in alone.caption[0]

@@ -19,6 +19,8 @@ from leakbench.leaderboard.page.seed_bands import (
 )
 from leakbench.leaderboard.records.record import RecordError
 
+from .conftest import drawn_of
+
 
 def line(name, y, style=(0, "circle")):
     y = np.asarray(y, dtype=float)
@@ -35,7 +37,7 @@ def drawn(*lines):
 def test_a_band_is_the_extremes_over_seeds_as_pandas_has_them():
     values = np.random.default_rng(0).uniform(0.2, 0.9, (4, 30))
     (figure,) = drawn(line("fed_avg", values))
-    (band,) = figure.specification["datasets"]["bands"]
+    (band,) = drawn_of(figure)
     table = pd.DataFrame(values).agg(["mean", "min", "max"])
     for key, name in (("y", "mean"), ("low", "min"), ("high", "max")):
         np.testing.assert_allclose(band[key], table.loc[name], rtol=1e-3)
@@ -44,7 +46,7 @@ def test_a_band_is_the_extremes_over_seeds_as_pandas_has_them():
 
 def test_a_single_seed_has_no_band():
     (figure,) = drawn(line("fed_avg", [[0.3, 0.4, 0.5]]))
-    assert not figure.specification["datasets"]["bands"][0]["wide"]
+    assert not drawn_of(figure)[0]["wide"]
     assert "no band" in seeds_words([1, 1]) and "2 to 3 seeds" in seeds_words([3, 2, 3])
     assert "no confidence interval" in seeds_words([2])
 
@@ -52,7 +54,7 @@ def test_a_single_seed_has_no_band():
 def test_marks_lie_on_their_line_and_say_its_numbers():
     values = np.random.default_rng(1).uniform(0.2, 0.9, (2, 40))
     (figure,) = drawn(line("fed_avg", values), line("moon", values / 2, (1, "square")))
-    marks = [row for row in figure.specification["datasets"]["rows"] if row["series"] == "fed_avg"]
+    marks = [row for row in drawn_of(figure, "rows") if row["series"] == "fed_avg"]
     assert 2 <= len(marks) <= 6
     for mark in marks:
         own = values[:, int(mark["x"]) - 1]
@@ -90,18 +92,19 @@ def test_lines_of_a_plot_differ_in_marker_and_as_long_as_there_are_some_in_colou
 def test_a_colour_that_returns_is_dashed():
     lines = [line(f"m{i}", [[0.2, 0.3], [0.4, 0.6]], (i % COLOURS, shape)) for i, shape in enumerate(SHAPES)]
     (figure,) = drawn(*lines)
-    dashed = [band["dashed"] for band in figure.specification["datasets"]["bands"]]
+    dashed = [band["dashed"] for band in drawn_of(figure)]
     assert dashed == [False] * COLOURS + [True] * (MOST - COLOURS)
 
 
 def test_further_methods_have_plots_of_their_own_on_the_same_axes():
     figures = drawn(*(line(f"m{i}", [[0.2, 0.3 + i / 100]]) for i in range(11)))
+    assert all(figure.specification is not None for figure in figures)
     assert [figure.name for figure in figures] == ["s1-rounds", "s1-rounds-2"]
     assert [figure.title for figure in figures] == ["Accuracy (1 of 2)", "Accuracy (2 of 2)"]
     domains = [
         {
             str(layer["encoding"][side]["scale"]["domain"])
-            for layer in figure.specification["layer"]
+            for layer in (figure.specification or {})["layer"]
             for side in ("x", "y")
             if side in layer["encoding"]
         }
