@@ -18,7 +18,7 @@ class Axis:
         high: right or upper end of the finite values, above `low`.
         log: whether the scale is logarithmic; `low` is then positive.
         infinity: whether a strip beyond `high` holds infinite values.
-        digits: format of its labels, as of D3.
+        digits: format of its labels, as of D3; "d" for whole numbers.
     """
 
     title: str
@@ -71,7 +71,7 @@ def axis_over(
         infinity: whether infinite values get a strip.
         least: lower end of the quantity's range, which the margin does not exceed.
         most: upper end of that range.
-        digits: format of its labels, as of D3.
+        digits: format of its labels, as of D3; "d" for whole numbers.
 
     Returns:
         The axis; from 0.1 to 10 (logarithmic) or 0 to 1 if there are no values.

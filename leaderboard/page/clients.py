@@ -160,7 +160,7 @@ def _epsilons(tables: Sequence[ClientTable], style: Style, name: str, left_out: 
     values = [value for line in lines for value in line.values]
     log = min(values) > 0 and max(values) > _LOG_FROM * min(values)
     y = axis_over("claimed ε", values, log=log, least=0.0)
-    x = axis_over("clients, sorted by ε", [1.0, *(line.x[-1] for line in lines)], least=0.0)
+    x = axis_over("clients, sorted by ε", [1.0, *(line.x[-1] for line in lines)], least=0.0, digits="d")
     numbers = ("defense", "clients", "least ε", "median ε", "largest ε", "worst client"), _epsilon_numbers(tables)
     return band_figures(name, title, lines, x, y, digits=EPSILON.digits, caption=caption, numbered=numbers)
 
@@ -182,7 +182,7 @@ def _accuracies(tables: Sequence[ClientTable], style: Style, name: str, suffix: 
     lines = labelled(lines, sign=-1)
     values = [value for line in lines for value in line.values]
     y = axis_over("accuracy", values, least=ACCURACY.least, most=ACCURACY.most)
-    x = axis_over("clients, sorted by accuracy", [1.0, *(line.x[-1] for line in lines)], least=0.0)
+    x = axis_over("clients, sorted by accuracy", [1.0, *(line.x[-1] for line in lines)], least=0.0, digits="d")
     caption = [
         f"The global model on {tested_words([table.row for table in tables])}, weighted to the classes that each "
         f"client holds, from the best client to the worst. Filled: the worst client of any seed. "

@@ -204,7 +204,7 @@ def _without_noise(row: Row) -> bool:
 
 def _rounds_axis(tables: Sequence[RoundTable]) -> Axis:
     most = max(float(table.rounds[-1]) for table in tables)
-    return axis_over("round", [1.0, most], least=0.0)
+    return axis_over("round", [1.0, most], least=0.0, digits="d")
 
 
 def _accuracy_numbers(tables: Sequence[RoundTable]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

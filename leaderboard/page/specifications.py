@@ -172,6 +172,8 @@ def _specification(layers: Sequence[Any], rows: Sequence[Mapping[str, Any]], **f
 def _channel(channel: Any, field: str, axis: Axis) -> Any:
     scale = {"type": "log"} if axis.log else {"type": "linear", "zero": False}
     ticks = {"values": axis.ticks()} if axis.log else {"tickCount": 6}
+    if axis.digits == "d":
+        ticks["tickMinStep"] = 1  # between whole numbers, ticks would round to the same label
     return channel(
         field, type="quantitative", title=axis.title, axis={"format": axis.digits, **ticks},
         scale={**scale, "domain": [axis.low, axis.end], "nice": False},

@@ -1,11 +1,13 @@
 """Plots of rounds: their numbers are those of the arrays, each budget has its own, and public data alone is a line."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from leakbench.leaderboard.board.rows import rows_from
-from leakbench.leaderboard.page.plots import styles
+from leakbench.leaderboard.page.plots import picture, styles
 from leakbench.leaderboard.page.rounds import budgets_of, round_figures
 
 from .conftest import drawn_of
@@ -117,3 +119,11 @@ def test_rounds_that_cannot_be_drawn_are_named_with_the_reason(federated, folder
 
 def test_nothing_is_drawn_without_records_of_rounds(record, folder):
     assert figures_of([record(), record("utility")], folder) == {}
+
+
+def test_rounds_of_an_axis_are_written_as_whole_numbers(federated, folder):
+    specification = figures_of([federated("rounds")[0]], folder)["s1-b1-rounds"].specification
+    assert specification is not None
+    texts = re.findall(r'<text text-anchor="middle"[^>]*>([^<]*)</text>', picture(specification))
+    numbers = [text for text in texts if text[0].isdigit()]
+    assert len(numbers) > 2 and numbers == sorted({str(int(float(text))) for text in numbers}, key=int)
