@@ -72,11 +72,15 @@ def public_comparisons(rows: Sequence[Row]) -> list[PublicComparison]:
             and row.claim is not None
             and row.claim.epsilon is not None
         ]
-        places = [(row, place_of(control, row)) for row in rivals]
-        verdicts = tuple((row, place) for row, place in places if place is not None)
-        missing = tuple(row for row, place in places if place is None)
+        verdicts: list[tuple[Row, Verdict]] = []
+        missing: list[Row] = []
+        for row in rivals:
+            if (place := place_of(control, row)) is None:
+                missing.append(row)
+            else:
+                verdicts.append((row, place))
         if verdicts:
-            comparisons.append(PublicComparison(control=control, verdicts=verdicts, missing=missing))
+            comparisons.append(PublicComparison(control=control, verdicts=tuple(verdicts), missing=tuple(missing)))
     return comparisons
 
 

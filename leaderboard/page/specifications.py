@@ -171,7 +171,7 @@ def _specification(layers: Sequence[Any], rows: Sequence[Mapping[str, Any]], **f
 
 def _channel(channel: Any, field: str, axis: Axis) -> Any:
     scale = {"type": "log"} if axis.log else {"type": "linear", "zero": False}
-    ticks = {"values": axis.ticks()} if axis.log else {"tickCount": 6}
+    ticks: dict[str, Any] = {"values": axis.ticks()} if axis.log else {"tickCount": 6}
     if axis.digits == "d":
         ticks["tickMinStep"] = 1  # between whole numbers, ticks would round to the same label
     return channel(

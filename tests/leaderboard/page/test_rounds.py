@@ -86,6 +86,7 @@ def test_public_data_alone_is_a_level_at_its_accuracy(federated, folder, record,
         metrics={"accuracy": metric(0.952, 0.01, better="higher")},
     )  # fmt: skip
     figure = figures_of([federated("rounds")[0], public], folder)["s1-b1-rounds"]
+    assert figure.specification is not None
     words = [
         layer["encoding"]["text"]["value"] for layer in figure.specification["layer"] if "text" in layer["encoding"]
     ]
