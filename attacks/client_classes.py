@@ -1,4 +1,4 @@
-"""Which classes a federated client holds, from the messages that it sends.
+"""Classes that a federated client holds, inferred from the messages that it sends.
 
 Melis, Song, De Cristofaro & Shmatikov, "Exploiting Unintended Feature Leakage in Collaborative Learning", IEEE S&P 2019
 (arXiv:1805.04049): updates give away properties of a client's data. Under the cross-entropy, an example of a class
@@ -11,15 +11,12 @@ Caveat: no claim for records bounds it. The classes of a client are a property o
 guarantee for each record, however strong, allows them to show.
 """
 
-from typing import Literal, get_args
-
 import torch
 from torch import Tensor
 
 from .core import Access, ClassScores, Knows, NotApplicable, SeenMessage, SeenMessages, attack, granted
 
-Messages = Literal["all", "first"]
-Layer = Literal["all", "output", "bias"]
+_MESSAGES, _LAYERS = ("all", "first"), ("all", "output", "bias")
 _RIDGE = 1e-3  # relative to the mean square of the classes' contributions: without it, equal classes would be singular
 
 
@@ -51,9 +48,9 @@ def client_classes(
         NotApplicable: a class without public examples, or a model without an output layer of one entry a class.
         ValueError: a setting out of range.
     """
-    for name, value, known in (("messages", messages, get_args(Messages)), ("layer", layer, get_args(Layer))):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    for name, value, choices in (("messages", messages, _MESSAGES), ("layer", layer, _LAYERS)):
+        if value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
     for name, value in (("examples", examples), ("named", named)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")

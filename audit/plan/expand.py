@@ -21,6 +21,7 @@ from leakbench.attacks.core import Controls, Knows
 from leakbench.benchmarks import models
 from leakbench.benchmarks.core import Sizes, Splits
 from leakbench.defenses.core import Federated, Sampling, predict, refuse_batch_norm, standardised
+from leakbench.leaderboard.kinds import KINDS
 from leakbench.leaderboard.metrics import CLAIM, METRICS
 
 from ..catalog import methods as catalog
@@ -192,8 +193,9 @@ def _first_splits(where: str, data: str, sizes: Sizes, seed: int) -> Splits:
 def _defenses(suite: Suite) -> list[tuple[DefenseChoice, Control | None]]:
     """Returns every defense with its role as a control; requested controls that are not listed are added."""
     chosen: list[tuple[DefenseChoice, Control | None]] = [(choice, None) for choice in suite.defense_grid()]
-    if not suite.controls or (suite.federated is not None and not suite.attack_grid()):
-        return chosen  # without attacks, a federated suite has no control but `public_only`
+    judged = any(KINDS[catalog.attack(attack.name).kind].controls for attack in suite.attack_grid())
+    if not suite.controls or (suite.federated is not None and not judged):
+        return chosen  # without attacks that controls judge, a federated suite has none but `public_only`
     baseline = DefenseChoice(name=BASELINE, settings=catalog.resolve("defenses", BASELINE, {}))
     chosen = [(c, "positive" if c.name == BASELINE else None) for c, _ in chosen]
     if not suite.whole:

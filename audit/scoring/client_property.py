@@ -41,10 +41,10 @@ def score_client_property(columns: dict[str, Any]) -> dict[str, Metric]:
     frequency = totals / totals.sum()
     shares, floors = [], []
     for client, rows in table.groupby("client"):
-        held, named = rows["held"].to_numpy(dtype=np.float64), rows["named"].to_numpy(dtype=bool)
-        if not named.any() or not np.isclose(held.sum(), 1):
+        fractions, named = rows["held"].to_numpy(dtype=np.float64), rows["named"].to_numpy(dtype=bool)
+        if not named.any() or not np.isclose(fractions.sum(), 1):
             raise ValueError(f"client {client} must have a named class, and fractions that sum to 1")
-        right = _right(held, int(named.sum()))
+        right = _right(fractions, int(named.sum()))
         shares.append(float(right[named].mean()))
         floors.append(float(frequency[rows["class"]].to_numpy()[right].sum()))
     n = len(shares)
@@ -61,10 +61,10 @@ def score_client_property(columns: dict[str, Any]) -> dict[str, Metric]:
     }
 
 
-def _right(held: np.ndarray, named: int) -> np.ndarray:
-    """Returns which classes count as right if this many are named: held, and among the largest, ties included."""
-    larger = (held[None, :] > held[:, None]).sum(axis=1)
-    return (held > 0) & (larger < named)
+def _right(fractions: np.ndarray, named: int) -> np.ndarray:
+    """Returns which classes count as right if this many are named: fractions, and among the largest, ties included."""
+    larger = (fractions[None, :] > fractions[:, None]).sum(axis=1)
+    return (fractions > 0) & (larger < named)
 
 
 def again(record: Record, table: pd.DataFrame) -> dict[str, Metric]:

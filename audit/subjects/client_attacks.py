@@ -101,32 +101,32 @@ def client_property(model: ClientsRun, cell: Cell) -> Finding:
 
 
 def class_matched(
-    wanted: Int[Tensor, " classes"], inside: Examples, outside: Examples, *, limit: int | None, seed: int
+    client_counts: Int[Tensor, " classes"], inside: Examples, outside: Examples, *, limit: int | None, seed: int
 ) -> tuple[Examples, Examples]:
     """Returns as many examples of each class from both pools, with a given class histogram up to rounding.
 
     Args:
-        wanted: number of examples of each class.
+        client_counts: number of examples of each class.
         inside: pool of members.
         outside: pool of non-members.
         limit: largest number from either; None for as many as possible.
         seed: of the choice.
 
     Raises:
-        NotApplicable: a wanted class is missing in a pool, or too rare for one example of any class.
+        NotApplicable: a class of the client is missing in a pool, or too rare for one example of any class.
     """
-    classes, total = len(wanted), int(wanted.sum())
+    classes, total = len(client_counts), int(client_counts.sum())
     counts = [torch.bincount(pool.labels.cpu(), minlength=classes) for pool in (inside, outside)]
-    held = wanted.cpu() > 0
+    present = client_counts.cpu() > 0
     least = torch.minimum(*counts)
-    if (missing := (held & (least == 0)).nonzero().flatten().tolist()) or not total:
+    if (missing := (present & (least == 0)).nonzero().flatten().tolist()) or not total:
         raise NotApplicable(
             "non-members must have the classes of the attacked client, and there are none of class "
             f"{', '.join(map(str, missing))}; set task.non_member"
         )
-    scale = min(1.0, (limit or total) / total, float((least[held] / wanted.cpu()[held]).min()))
-    taken = (scale * wanted.cpu().double() + 1e-9).floor().long()
-    if not int(taken.sum()):
+    scale = min(1.0, (limit or total) / total, float((least[present] / client_counts.cpu()[present]).min()))
+    drawn = (scale * client_counts.cpu().double() + 1e-9).floor().long()
+    if not int(drawn.sum()):
         raise NotApplicable(
             f"non-members with the classes of the attacked client are too few: {scale:.2g} of its {total} examples; "
             "set task.non_member"
@@ -136,7 +136,7 @@ def class_matched(
     for pool in (inside, outside):
         order = torch.randperm(len(pool), generator=generator)
         labels = pool.labels.cpu()[order]
-        parts = [order[labels == number][: int(count)] for number, count in enumerate(taken)]
+        parts = [order[labels == number][: int(count)] for number, count in enumerate(drawn)]
         chosen.append(pick(pool, torch.cat(parts)))
     return chosen[0], chosen[1]
 
@@ -152,10 +152,10 @@ def _candidates_of_client(model: ClientsRun, row: ThreatModel) -> tuple[Examples
     own = pick(model.uninserted, positions)
     # The negative control trains on other examples: members of its test took part in nothing.
     inside = model.members if model.request.never_saw else own
-    wanted = torch.bincount(own.labels.cpu(), minlength=model.splits.classes)
+    client_counts = torch.bincount(own.labels.cpu(), minlength=model.splits.classes)
     seed = seed_of_data(model.splits.digest, f"candidates of client {client} of {model.clients_digest}")
     outside = examples_of(model.splits.non_member, model.device)
-    pools = class_matched(wanted, inside, outside, limit=model.request.training.candidates, seed=seed)
+    pools = class_matched(client_counts, inside, outside, limit=model.request.training.candidates, seed=seed)
     return join(*pools), pools[0].ids
 
 

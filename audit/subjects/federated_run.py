@@ -40,7 +40,7 @@ from ..plan.federation import clients_of, defend_federated, divided, federation_
 from ..plan.request import TrainingRequest, seed_of_data
 from ..plan.threat_models import OfClients
 from ..scoring.utility import losses
-from ..targets.client_messages import ClientData, ClientRound
+from ..targets.client_messages import ClientData, ClientReply
 from ..targets.observe import logits_of
 from .outcome import pick
 from .training_data import TrainingData
@@ -67,16 +67,16 @@ class ClientsRun(TrainingData):
     Attributes:
         request: of the training.
         device: device of the computation.
-        seen: parts of the run that attacks of the job see, which are kept in training.
+        shown_parts: parts of the run that attacks of the job see, which are kept in training.
         splits: of the data set.
     """
 
     def __init__(
-        self, request: TrainingRequest, device: torch.device, seen: Collection[OfClients] = frozenset()
+        self, request: TrainingRequest, device: torch.device, shown_parts: Collection[OfClients] = frozenset()
     ) -> None:
         """Reads the data; trains nothing yet."""
         super().__init__(request, device)
-        self.seen = frozenset(seen)
+        self.shown_parts = frozenset(shown_parts)
 
     @cached_property
     def shards(self) -> list[Int64[Tensor, "_"]]:
@@ -210,7 +210,7 @@ class ClientsRun(TrainingData):
         )
         pool = (public.inputs, public.labels) if len(public) else None
         training = WatchedFederation(copy.deepcopy(self._start), shards, pool, settings)
-        training.watch(self.seen, self.attacked if self.seen & OF_ONE_CLIENT else None)
+        training.watch(self.shown_parts, self.attacked if self.shown_parts & OF_ONE_CLIENT else None)
         run = training.run()
         return replace(run, public_used=run.public_used or self.splits.scaled_by_public), measures, training
 
@@ -236,19 +236,19 @@ class WatchedFederation(OngoingFederation):
     """
 
     drift = float("nan")
-    _seen: frozenset[OfClients] = frozenset()
+    _shown: frozenset[OfClients] = frozenset()
     _attacked: int | None = None
 
-    def watch(self, seen: Collection[OfClients], attacked: int | None) -> None:
+    def watch(self, shown_parts: Collection[OfClients], attacked: int | None) -> None:
         """Decides what is kept; before the first round.
 
         Args:
-            seen: parts of the run that attacks see.
+            shown_parts: parts of the run that attacks see.
             attacked: client of which every local step is kept; None for none.
         """
-        self._seen, self._attacked = frozenset(seen), attacked
+        self._shown, self._attacked = frozenset(shown_parts), attacked
         self.models: list[Tensor] = []
-        self.replies: dict[int, list[ClientRound]] = {}
+        self.replies: dict[int, list[ClientReply]] = {}
         self.steps: list[Step] = []
         self._points: list[Tensor] = []
         if attacked is not None:
@@ -256,7 +256,7 @@ class WatchedFederation(OngoingFederation):
 
     def opened(self, broadcast: Mapping[str, Tensor] | None = None) -> RoundOutcome:
         """Returns the next round before its first message."""
-        if self._seen & {"models", "messages"}:
+        if self._shown & {"models", "messages"}:
             self.models.append(self.state.parameters.clone())
         self._points = []
         return super().opened(broadcast)
@@ -265,14 +265,14 @@ class WatchedFederation(OngoingFederation):
         if client != self._attacked:
             return
         self._points.append(step.parameters)
-        if self._seen & {"local steps", "last message"}:
+        if self._shown & {"local steps", "last message"}:
             self.steps.append(step)
 
     def _message(self, client: Client, round: Round, result: LocalResult) -> Message:
         state = client.state  # `finish` replaces it
         message = super()._message(client, round, result)
-        if "messages" in self._seen and message.finite:
-            kept = ClientRound(
+        if "messages" in self._shown and message.finite:
+            kept = ClientReply(
                 round,
                 state,
                 message,

@@ -47,8 +47,8 @@ class FederatedModel:
         attacks = [catalog.attack(name) for name in {c.request.attack.name for c in cells if c.request.attack}]
         rows = [threat_model(attack.kind, attack.requires.access) for attack in attacks]
         # Messages and steps take memory: they are kept only if an attack of the job sees them.
-        seen = {row.of_clients for row in rows if row is not None}
-        self.model = ClientsRun(cells[0].request.of_training(), device, seen)
+        shown_parts = {row.of_clients for row in rows if row is not None}
+        self.model = ClientsRun(cells[0].request.of_training(), device, shown_parts)
 
     def outcome(self, cell: Cell) -> Outcome:
         """Computes a cell; trains first unless an earlier cell did."""

@@ -54,13 +54,12 @@ from .candidates import Candidates
 from .observe import PublicKnowledge, participation
 from .observed_step import ROWS
 
-
 _WHITE = (Everything, Coordinates, Subspace, ImplicitSubspace)
 """Codecs whose decoded noise has one standard deviation in all their directions; a subclass may decode otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
-class ClientRound:
+class ClientReply:
     """A round in which a client replied, as the auditor holds it.
 
     Attributes:
@@ -159,16 +158,16 @@ def local_weights(rates: Sequence[float], *, momentum: float = 0.0, pull: float 
     return tuple(weights)
 
 
-def sums_of(taken: ClientRound, method: Federated, recipe: Recipe, expected_batch: float) -> Sums | str:
+def sums_of(reply: ClientReply, method: Federated, recipe: Recipe, expected_batch: float) -> Sums | str:
     """Returns how a message shows the sums of its local steps, or the reason why it does not.
 
     Args:
-        taken: the round.
+        reply: the round.
         method: of the run.
         recipe: of the local steps.
         expected_batch: the client's divisor.
     """
-    round, messages = taken.round, method.messages
+    round, messages = reply.round, method.messages
     if method.update is not None or method.noise_place == "server":
         return f"the noise of {method.name} is not in the local steps"
     if round.foreseen is None:
@@ -180,7 +179,7 @@ def sums_of(taken: ClientRound, method: Federated, recipe: Recipe, expected_batc
     if why := _no_common_release(round.foreseen):
         return why
     linear = getattr(method.rule, "linear", None)
-    correction = None if linear is None else linear(taken.state, round)
+    correction = None if linear is None else linear(reply.state, round)
     if correction is None:
         return "the client rule corrects updates in a way that is not linear"
     pull, shift = correction
@@ -195,7 +194,7 @@ def sums_of(taken: ClientRound, method: Federated, recipe: Recipe, expected_batc
     elif type(messages) not in (Reachable, LargestEntries):
         return f"the message is encoded by {type(messages).__name__}, which may change its numbers"
     position = [block.updates for block in plan.blocks].index(True)
-    stds = {of_blocks[position] for of_blocks in taken.stds}
+    stds = {of_blocks[position] for of_blocks in reply.stds}
     if len(stds) > 1:
         return "the noise of the local steps differs within a round"
     weights = local_weights(round.rates, momentum=recipe.momentum, pull=pull)
@@ -268,7 +267,7 @@ class ClientMessages:
 
     def __init__(
         self,
-        rounds: Sequence[ClientRound],
+        rounds: Sequence[ClientReply],
         models: Sequence[Float[Tensor, " dim"]],
         data: ClientData,
         *,
@@ -312,12 +311,12 @@ class ClientMessages:
             NotApplicable: the attacker knows all other contributions, and a message does not show them.
         """
         rounds = self._rounds
-        for taken in rounds if self._informed else ():
-            if isinstance(why := self._sums(taken), str):
+        for reply in rounds if self._informed else ():
+            if isinstance(why := self._sums(reply), str):
                 raise NotApplicable(f"messages of {self._method.name} do not show the sums of local steps: {why}")
         return SeenMessages(
             models=models_of(self._models, self._final, self._layout, self._knowledge),
-            messages=Steps(lambda: (self._seen(taken) for taken in rounds), lambda: len(rounds)),
+            messages=Steps(lambda: (self._seen(reply) for reply in rounds), lambda: len(rounds)),
             candidates=self._given,
             final=self._queries(self._final),
         )
@@ -329,32 +328,32 @@ class ClientMessages:
     def _queries(self, model: nn.Module) -> ModelAccess:
         return model_queries(model, self._knowledge)
 
-    def _sums(self, taken: ClientRound) -> Sums | str:
-        return sums_of(taken, self._method, self._recipe, self._data.expected_batch)
+    def _sums(self, reply: ClientReply) -> Sums | str:
+        return sums_of(reply, self._method, self._recipe, self._data.expected_batch)
 
-    def _seen(self, taken: ClientRound) -> SeenMessage:
+    def _seen(self, reply: ClientReply) -> SeenMessage:
         data, knowledge = self._data, self._knowledge
-        sums = self._sums(taken)
-        public = _public_round(taken.round, self._network)
-        gradients = self._rows(public, copy.deepcopy(taken.state), public.parameters)
+        sums = self._sums(reply)
+        public = _public_round(reply.round, self._network)
+        gradients = self._rows(public, copy.deepcopy(reply.state), public.parameters)
         rate = data.sampling.rate
         shown: dict[str, Any] = {"why_no_sums": sums if isinstance(sums, str) else ""}
         if not isinstance(sums, str):
-            seen = _weighted_sum(taken, sums)
+            weighted = _weighted_sum(reply, sums)
             shown |= {
-                "sums": seen.to(taken.displacement.dtype),
+                "sums": weighted.to(reply.displacement.dtype),
                 "weights": sums.weights,
                 "noise_std": float(sums.noise_std),
             }
             if self._informed and self._candidates is not None:
-                remainders = _Remainders(taken, sums, data, self._candidates.ids, seen, self._rows)
+                remainders = _Remainders(reply, sums, data, self._candidates.ids, weighted, self._rows)
                 shown["others_removed"] = lambda part=slice(None): remainders.of(part)
         return SeenMessage(
-            round=taken.round.number,
+            round=reply.round.number,
             global_model=broadcast_model(public.parameters, self._final, self._layout, knowledge),
             slices=_slices(self._layout),
-            sent={name: part.clone() for name, part in {**taken.message.tensors, **taken.message.extras}.items()},
-            displacement=taken.displacement.clone(),
+            sent={name: part.clone() for name, part in {**reply.message.tensors, **reply.message.extras}.items()},
+            displacement=reply.displacement.clone(),
             contributions=_contributions(sums, gradients),
             gradients=gradients,
             sample_rate=rate,
@@ -382,15 +381,15 @@ class _Remainders:
 
     def __init__(
         self,
-        taken: ClientRound,
+        reply: ClientReply,
         sums: Sums,
         data: ClientData,
         candidates: Tensor,
-        seen: Tensor,
+        weighted: Tensor,
         rows: Callable[..., Callable[..., Tensor]],
     ) -> None:
-        self._taken, self._sums, self._data, self._candidates = taken, sums, data, candidates
-        self._seen, self._rows = seen, rows
+        self._taken, self._sums, self._data, self._candidates = reply, sums, data, candidates
+        self._weighted, self._rows = weighted, rows
         self._noise: Tensor | None = None
 
     def of(self, part: slice) -> Float[Tensor, "part dim"]:
@@ -410,7 +409,7 @@ class _Remainders:
     def _of_nobody(self) -> Float[Tensor, " dim"]:
         """Returns w less all contributions."""
         if self._noise is None:
-            noise = self._seen.clone()
+            noise = self._weighted.clone()
             for point, weight, joined in self._steps():
                 for chosen in joined.split(max(1, ROWS // len(noise))) if len(joined) else ():
                     noise -= weight * self._contributed(point, chosen).sum(dim=0)
@@ -430,14 +429,14 @@ class _Remainders:
         return _added(self._sums, gradients, examples.inputs[chosen], examples.labels[chosen]).double()
 
 
-def _weighted_sum(taken: ClientRound, sums: Sums) -> Float[Tensor, " dim"]:
+def _weighted_sum(reply: ClientReply, sums: Sums) -> Float[Tensor, " dim"]:
     """Returns w of a message, in float64."""
-    seen = -sums.factor * taken.displacement.double()
+    weighted = -sums.factor * reply.displacement.double()
     movable = reach_of([sums.plan])
     if not isinstance(movable, Everything):
         # A correction may leave the span of the sums, whose noise has no density outside.
-        seen = movable.project(seen.unsqueeze(0)).squeeze(0)
-    return seen if sums.shift is None else seen - sums.shift
+        weighted = movable.project(weighted.unsqueeze(0)).squeeze(0)
+    return weighted if sums.shift is None else weighted - sums.shift
 
 
 def _added(sums: Sums, gradients: Callable[..., Tensor], inputs: Tensor, labels: Tensor) -> Float[Tensor, "n dim"]:

@@ -312,12 +312,13 @@ def checked_labels(
     return own
 
 
-def checked_class_scores(result: object, classes: int | None = None) -> ClassScores:
+def checked_class_scores(result: object, classes: int | None = None, like: Tensor | None = None) -> ClassScores:
     """Returns a copy of the scores of a client's classes.
 
     Args:
         result: the attack's return value.
         classes: number of classes; None for any.
+        like: as for `checked_reconstruction`.
 
     Raises:
         TypeError: the result is not scores in plain tensors.
@@ -325,7 +326,7 @@ def checked_class_scores(result: object, classes: int | None = None) -> ClassSco
     """
     if type(result) is not ClassScores:
         raise TypeError(f"an attack on a client's classes must return ClassScores, got {type(result).__name__}")
-    own = ClassScores(scores=_copied("scores", result.scores, None), named=_copied("named", result.named, None))
+    own = ClassScores(scores=_copied("scores", result.scores, like), named=_copied("named", result.named, like))
     if classes is not None and len(own.scores) != classes:
         raise ValueError(f"scores must be of the {classes} classes, got {len(own.scores)}")
     return own
@@ -380,7 +381,8 @@ def _expected_labels(target: Target) -> Callable[[object], LabelEstimate]:
 def _expected_class_scores(target: Target) -> Callable[[object], ClassScores]:
     final = getattr(target, "final", None)
     classes = None if final is None else final.classes
-    return lambda result: checked_class_scores(result, classes)
+    like = None if final is None or not final.parameters else next(iter(final.parameters.values()))
+    return lambda result: checked_class_scores(result, classes, like)
 
 
 @dataclass(frozen=True, kw_only=True)
