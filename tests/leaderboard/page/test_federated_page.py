@@ -88,6 +88,15 @@ def test_units_are_in_pictures_of_their_own(page, federated, accuracy, claim):
         assert len(set(re.findall(r"\b(?:dp_)?fed_avg\b", specification))) == 1
 
 
+def test_public_data_alone_stands_beside_the_methods_of_either_unit(page, federated, accuracy, claim):
+    records = [accuracy(0.95, control="public_only", defense="sgd", claim=claim(0.0))]
+    for defense, unit in (("fed_avg", "record"), ("dp_fed_avg", "client")):
+        given = {"defense": defense, "claim": claim(3.0, unit=unit)}
+        records += [accuracy(**given), federated("rounds", **given)[0]]
+    by_round = [text for text in Document(page(*records)).specifications if '"title": "round"' in text]
+    assert len(by_round) == 2 and all("public_only 0.950" in text for text in by_round)
+
+
 def test_a_page_of_many_long_trainings_is_small(page, federated, accuracy):
     long = {"accuracy": np.linspace(0.1, 0.9, 3000) + np.sin(np.arange(3000)) / 20, "drift": np.ones(3000)}
     long |= {key: np.arange(1, 3001) * 1000 for key in ("bytes_up", "bytes_down")}
