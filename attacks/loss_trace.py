@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from .core import Access, Examples, MembershipScores, NotApplicable, SeenTranscript, attack, granted
+from .core import Access, Examples, MembershipScores, NotApplicable, SeenModels, attack, granted
 
 
-@attack(access=Access.ALL_STEPS)
+@attack(access=Access.BROADCAST)
 def loss_trace(
-    target: SeenTranscript,
+    target: SeenModels,
     generator: torch.Generator,
     *,
     statistic: str = "drop",
@@ -31,10 +31,10 @@ def loss_trace(
     """Scores each candidate by the change of its loss over the models of a training.
 
     Args:
-        target: the transcript, whose steps have the model that they were taken at.
+        target: the models before the steps of a training, or before the rounds of a federated one.
         generator: not used; the attack is deterministic.
         statistic: "drop", the first loss less the last; or "iqr", the upper quartile of the losses less the lower.
-        points: number of steps, evenly spread, the first and the last among them, besides the final model.
+        points: number of steps or rounds, evenly spread, the first and the last among them, besides the final model.
         batch_size: inputs per query; bounds memory, changes nothing else.
 
     Returns:
@@ -50,11 +50,11 @@ def loss_trace(
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
     candidates = granted(target.candidates)
-    steps = len(target.steps)  # pyright: ignore[reportArgumentType] - a narrowed transcript has a length
+    steps = len(target.models)  # pyright: ignore[reportArgumentType] - a narrowed target has a length
     chosen = {i * (steps - 1) // (points - 1) for i in range(points)}
-    # In turn: all observations of a run together would not fit into memory.
+    # In turn: all models of a run together would not fit into memory.
     step_losses = [
-        losses(step.logits, candidates, batch_size) for number, step in enumerate(target.steps) if number in chosen
+        losses(model.logits, candidates, batch_size) for number, model in enumerate(target.models) if number in chosen
     ]
     if target.final is not None:
         step_losses.append(losses(target.final.logits, candidates, batch_size))

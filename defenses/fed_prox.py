@@ -37,6 +37,10 @@ class Proximal(Follow):
         """Returns u + mu (y - theta)."""
         return update + self.mu * (point - round.parameters)
 
+    def linear(self, state: None, round: Round) -> tuple[float, None]:
+        """Returns the pull mu."""
+        return self.mu, None
+
 
 def fed_prox(
     *,

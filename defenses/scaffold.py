@@ -89,6 +89,10 @@ class ControlVariates(Follow):
         """Returns u - c_i + c."""
         return update - state[0] + round.broadcast["control"].to(update)
 
+    def linear(self, state: tuple[Tensor, Tensor | None], round: Round) -> tuple[float, Tensor]:
+        """Returns the shift c - c_i: the server adds up the changes of c_i that it receives."""
+        return 0.0, round.broadcast["control"].to(state[0]) - state[0]
+
     def finish(
         self, state: tuple[Tensor, Tensor | None], round: Round, delta: Tensor
     ) -> tuple[tuple[Tensor, None], Mapping[str, Tensor]]:

@@ -123,6 +123,15 @@ _TABLE = (
         controls=("positive",),
     ),
     KindOfResult(
+        name="client_property",
+        main="classes_named",
+        counts="clients",
+        question="asked which classes a client's examples are of",
+        # A client's classes are no record: a claim for records allows any answer, and a training on other examples has
+        # classes, too, so neither control would fail.
+        controls=(),
+    ),
+    KindOfResult(
         name="canaries",
         main="canary_epsilon",
         counts="canaries",

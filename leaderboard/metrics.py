@@ -377,6 +377,23 @@ _TABLE = (
         name="label_exact", kind="labels", label="batches whose labels are all named", better="lower", digits=2
     ),
     KnownMetric(
+        # No claim for records bounds it. Optional column: left out unless a suite attacks clients.
+        name="classes_named", kind="client_property", label="clients' classes named", short="classes named",
+        better="lower", digits=2, reported=False,
+        floor=Floor(metric="classes_named_floor", of="a guess by class frequency", margin=0.2),
+        columns=(
+            BoardColumn(
+                key="classes_named", header=("classes", "named"), optional=True, title="Classes named",
+                unit="by messages", hint="Share of clients whose most frequent class their messages give away.",
+            ),
+        ),
+    ),
+    KnownMetric(
+        name="classes_named_floor", kind="client_property", label="clients' classes named by class frequency alone",
+        better="lower", digits=2, over_attacks="leading", reported=False,
+        columns=(BoardColumn(key="classes_floor", field="classes_named_floor"),),
+    ),
+    KnownMetric(
         # Optional column: left out if no suite inserts canaries.
         name="canary_epsilon", kind="canaries", label="ε proved by canaries", short="canaries", better="lower",
         most=math.inf, digits=2, chance=0.0, reported=False, in_violations=True, detail=ProvedDetail, proved=True,

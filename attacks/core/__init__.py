@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .membership.matched_filter import MatchedFilter
     from .membership.shadow_models import MOST_VIEWS, Shadows, balanced_halves, viewed
     from .search.image_priors import Box, total_variation, total_variations
+    from .targets.messages import SeenMessage, SeenMessages
     from .targets.narrow import narrow, parts_of, view_of
     from .targets.network import Network, Operation, ReleasedPart, SharedGradient, Structure
     from .targets.observation import (
@@ -18,17 +19,20 @@ if TYPE_CHECKING:
         ModelAccess,
         Observation,
         Participation,
+        SeenModels,
         SeenTranscript,
         SeenUpdate,
         Steps,
     )
     from .targets.results import (
         RESULTS,
+        ClassScores,
         InclusionScores,
         LabelEstimate,
         MembershipScores,
         Reconstruction,
         ResultType,
+        checked_class_scores,
         checked_labels,
         checked_reconstruction,
         checked_scores,
@@ -45,6 +49,7 @@ __all__ = [
     "AccessError",
     "Attack",
     "Box",
+    "ClassScores",
     "Controls",
     "Evidence",
     "Examples",
@@ -68,6 +73,9 @@ __all__ = [
     "ReleasedPart",
     "Requirements",
     "ResultType",
+    "SeenMessage",
+    "SeenMessages",
+    "SeenModels",
     "SeenTranscript",
     "SeenUpdate",
     "Shadows",
@@ -77,6 +85,7 @@ __all__ = [
     "Target",
     "attack",
     "balanced_halves",
+    "checked_class_scores",
     "checked_labels",
     "checked_reconstruction",
     "checked_scores",

@@ -21,11 +21,12 @@ from leakbench.attacks.core import Controls, Knows
 from leakbench.benchmarks import models
 from leakbench.benchmarks.core import Sizes, Splits
 from leakbench.defenses.core import Federated, Sampling, predict, refuse_batch_norm, standardised
+from leakbench.leaderboard.kinds import KINDS
 from leakbench.leaderboard.metrics import CLAIM, METRICS
 
 from ..catalog import methods as catalog
 from ..catalog import plugins
-from ..suite.federated import PublicOnlyTable
+from ..suite.federated import FederatedTable, PublicOnlyTable
 from ..suite.fields import ModelChoice
 from ..suite.suite import AttackChoice, DefenseChoice, Suite, SuiteError, check_sizes
 from ..suite.task import PretrainTable, Training
@@ -40,6 +41,7 @@ from .federation import (
     check_federation,
     check_message,
     draws_noise,
+    hides_messages,
     message_of,
     sends_noise,
 )
@@ -47,12 +49,12 @@ from .mislabelled_pool import without_mislabelled
 from .pretrain import check_pretraining
 from .request import Budget, Control, Request, RequestedMethod, TrainingRequest, Update
 from .splits_cache import load_data
-from .threat_models import THREAT_MODELS, threat_model
+from .threat_models import OF_CLIENTS, THREAT_MODELS, threat_model
 
 BASELINE = "sgd"
 """The defense that must leak: with controls, its cells are the positive control."""
 
-OF_MODEL, OF_UPDATE, OF_CLIENTS = "trained_model", "shared_update", "federation"
+OF_MODEL, OF_UPDATE = "trained_model", "shared_update"
 """Subjects for cells without an attack, and for attacks that no suite supports; keys of `SUBJECTS`."""
 
 
@@ -201,8 +203,9 @@ def _first_splits(where: str, data: str, sizes: Sizes, seed: int) -> Splits:
 def _defenses(suite: Suite) -> list[tuple[DefenseChoice, Control | None]]:
     """Returns every defense with its role as a control; requested controls that are not listed are added."""
     chosen: list[tuple[DefenseChoice, Control | None]] = [(choice, None) for choice in suite.defense_grid()]
-    if not suite.controls or (suite.federated is not None and not suite.attack_grid()):
-        return chosen  # without attacks, a federated suite has no control but `public_only`
+    judged = any(KINDS[catalog.attack(attack.name).kind].controls for attack in suite.attack_grid())
+    if not suite.controls or (suite.federated is not None and not judged):
+        return chosen  # without attacks that controls judge, a federated suite has none but `public_only`
     baseline = DefenseChoice(name=BASELINE, settings=catalog.resolve("defenses", BASELINE, {}))
     chosen = [(c, "positive" if c.name == BASELINE else None) for c, _ in chosen]
     if not suite.whole:
@@ -212,13 +215,18 @@ def _defenses(suite: Suite) -> list[tuple[DefenseChoice, Control | None]]:
     # The negative control has the training settings of the positive one, and other training examples.
     trained_alike = next(c for c, control in chosen if control == "positive")
     never_saw = [replace(baseline, training=trained_alike.training)]
-    if suite.federated is not None:
-        return [*chosen, *((c, "negative") for c in never_saw)]  # no attack reads a remainder there
+    if suite.federated is not None and not any(_reads_remainders(attack) for attack in suite.attack_grid()):
+        return [*chosen, *((c, "negative") for c in never_saw)]
     # A second negative control has noise: without it, the remainder of a non-participant is 0, which cannot be scored.
     proving = [c for c, _ in chosen if _proves(c.name, json.dumps(c.settings))]
     # Defenses without public data are preferred: a defense that reads some leaves half of the public pool for training.
     never_saw += sorted(proving, key=lambda c: reads_public(requested_defense(c)))[:1]
     return [*chosen, *((c, "negative") for c in never_saw)]
+
+
+def _reads_remainders(attack: AttackChoice) -> bool:
+    """True if an attack knows all contributions but the candidate's."""
+    return Knows.OTHERS in catalog.attack(attack.name).requires.knows
 
 
 @cache
@@ -290,7 +298,9 @@ def _add(plan: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
         request, why = Request(**training_fields, kind=aimed.kind, attack=aimed.requested_attack), reason or aimed.skip
         if aimed.subject != OF_UPDATE:
             if suite.federated is not None:
-                why = why or _reads_more(aimed)
+                why = why or _reads_more(aimed, suite.federated)
+            elif aimed.subject == OF_CLIENTS:
+                why = why or f"{aimed.choice.name} needs messages of clients, and the suite has no [federated] table"
             elif aimed.canaries:
                 why = why or _no_canaries(trained, aimed.choice.name)
             group.append(cell(request, aimed, why))
@@ -310,15 +320,22 @@ def _of_kind(metric: str, kind: str) -> bool:
     return metric not in METRICS or METRICS[metric].kind in (kind, CLAIM)
 
 
-def _reads_more(aimed: _Aimed) -> str:
-    """Returns the reason why an attack cannot run on clients, if it reads more than their final model; else empty."""
+def _reads_more(aimed: _Aimed, table: FederatedTable) -> str:
+    """Returns the reason why an attack cannot run on clients, if it reads what federated runs do not offer."""
     method = catalog.attack(aimed.choice.name)
     row = threat_model(method.kind, method.requires.access)
-    if row is None or row.reads != "nothing":
+    if row is None or row.of_clients == "nothing":
         access = method.requires.access.name
-        return f"{aimed.choice.name} needs {access} access, and federated runs offer the final model alone"
+        return f"{aimed.choice.name} needs {access} access to a training, which federated runs do not offer"
     if row.needs is not None and Knows.SHADOWS in method.requires.knows:
         return f"{aimed.choice.name} needs shadow models, and none are trained by clients"
+    if row.of_clients in ("messages", "last message") and (hidden := hides_messages(table, aimed.choice.name)):
+        return hidden
+    if row.of_clients == "last message" and table.local_steps != 1:
+        return (
+            f"{aimed.choice.name} needs the release of a single step, and a message is the sum of several; set "
+            "local_steps = 1"
+        )
     return ""
 
 

@@ -34,6 +34,10 @@ from .request import Request
 Builder = Callable[[Any], Target]
 """Builds the target of an attack from a `RunView`, or from a `FinalView` if its row reads no step."""
 
+OfClients = Literal["nothing", "final model", "models", "messages", "local steps", "last message"]
+"""Part of a federated run that an adversary sees: the final model, or the global model of every round; of one client,
+all messages, every local step's release, or the last message if it is a single step's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ThreatModel:
@@ -52,6 +56,7 @@ class ThreatModel:
             amplification by sampling for that step.
         needs: results that an attack's cell depends on, such as shadow models; None for none.
         controls: the attacker's permitted control over the training.
+        of_clients: part of a federated run that the attacker sees; "nothing" if federated runs do not offer the access.
     """
 
     kind: str
@@ -59,10 +64,11 @@ class ThreatModel:
     knows: Knows
     subject: str
     build: Builder | None = None
-    reads: Literal["nothing", "last step", "beside the steps", "every step"] = "nothing"
+    reads: Literal["nothing", "last step", "beside the steps", "every step", "messages"] = "nothing"
     participation_known: bool = False
     needs: Callable[[Request], tuple[Artifact, ...]] | None = None
     controls: Controls = Controls.NOTHING
+    of_clients: OfClients = "nothing"
 
     @property
     def offered(self) -> Requirements:
@@ -115,6 +121,9 @@ def label_only(view: RunView | FinalView) -> LabelAccess:
     return label_access(view)
 
 
+OF_CLIENTS = "federation"
+"""Subject of attacks on messages of clients, which central trainings do not have."""
+
 _SHARED = Knows.LABELS | Knows.BATCH_SIZE | Knows.POPULATION | Knows.DEFENSE
 # The informed adversary of a shared update picks among candidates. Labels of the batch would rule some of them out, so
 # no attack may know both (`leakbench.attacks.core.threat_model.decorator`).
@@ -129,7 +138,7 @@ THREAT_MODELS = {
         ThreatModel(kind="labels", access=Access.UPDATE, knows=_SHARED ^ Knows.LABELS, subject="shared_update"),
         ThreatModel(
             kind="membership", access=Access.UPDATE, knows=_RUN, subject="trained_model", build=last_update,
-            reads="last step", participation_known=True,
+            reads="last step", participation_known=True, of_clients="last message",
         ),
         ThreatModel(
             kind="membership", access=Access.ONE_OFF, knows=_RUN, subject="trained_model", build=beside_the_steps,
@@ -137,19 +146,31 @@ THREAT_MODELS = {
         ),
         ThreatModel(
             kind="membership", access=Access.ALL_STEPS, knows=_RUN, subject="trained_model", build=every_step,
-            reads="every step",
+            reads="every step", of_clients="local steps",
+        ),
+        ThreatModel(
+            kind="membership", access=Access.BROADCAST, knows=Knows.POPULATION, subject="trained_model",
+            build=every_step, reads="every step", of_clients="models",
+        ),
+        ThreatModel(
+            kind="membership", access=Access.FEDERATED, knows=_RUN, subject=OF_CLIENTS, reads="messages",
+            of_clients="messages",
+        ),
+        ThreatModel(
+            kind="client_property", access=Access.FEDERATED, knows=_RUN ^ Knows.OTHERS, subject=OF_CLIENTS,
+            reads="messages", of_clients="messages",
         ),
         ThreatModel(
             kind="membership", access=Access.BLACK_BOX, knows=_FINAL, subject="trained_model",
-            build=black_box, needs=shadow_artifacts,
+            build=black_box, needs=shadow_artifacts, of_clients="final model",
         ),
         ThreatModel(
             kind="membership", access=Access.LABEL_ONLY, knows=Knows.POPULATION, subject="trained_model",
-            build=label_only,
+            build=label_only, of_clients="final model",
         ),
         ThreatModel(
             kind="membership", access=Access.WHITE_BOX, knows=_FINAL, subject="trained_model",
-            build=white_box, needs=shadow_artifacts,
+            build=white_box, needs=shadow_artifacts, of_clients="final model",
         ),
         ThreatModel(
             kind="canaries", access=Access.ALL_STEPS, knows=Knows.POPULATION | Knows.DEFENSE, subject="trained_model",

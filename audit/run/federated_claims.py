@@ -59,6 +59,8 @@ def proved_by_message(record: Record, task: UpdateTask, delta: float) -> Claim:
     if record.noise_multiplier is None:
         raise ValueError("a record of a message must have a noise multiplier")
     table = FederatedTable.model_validate(message)
+    if table.aggregation is not None:
+        raise ValueError("a record of a message must be of a run that shows messages, got aggregation = 'sum'")
     defense = json.dumps(json.loads(record.to_json())["defense"], sort_keys=True)
     batch = task.batch if task.local is None else task.local["batch"]
     return _predicted_message(defense, record.noise_multiplier, table.model_dump_json(), batch, task.batch, delta)

@@ -7,6 +7,7 @@ client's number, or drawn from the operating system.
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,16 +15,33 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
+from leakbench.attacks.core import NotApplicable
 from leakbench.benchmarks.core import clients_digest
-from leakbench.defenses.core import Federated, FederatedRun, Federation, RoundSchedule, Sampling, weighted_mean
+from leakbench.defenses.core import (
+    Federated,
+    FederatedRun,
+    Federation,
+    Message,
+    Round,
+    RoundSchedule,
+    Sampling,
+    Step,
+    predict_federated,
+    weighted_mean,
+)
+from leakbench.defenses.core.federated.client import Client
 from leakbench.defenses.core.federated.federated_settings import FederatedSettings
-from leakbench.defenses.core.federated.rounds import OngoingFederation
+from leakbench.defenses.core.federated.local_training import LocalResult
+from leakbench.defenses.core.federated.rounds import OngoingFederation, RoundOutcome
 
 from ..plan.build import planned, recipe_of
-from ..plan.federation import defend_federated, divided, federation_of, schedule_of
-from ..plan.request import seed_of_data
+from ..plan.federation import clients_of, defend_federated, divided, federation_of, schedule_of
+from ..plan.request import TrainingRequest, seed_of_data
+from ..plan.threat_models import OfClients
 from ..scoring.utility import losses
+from ..targets.client_messages import ClientData, ClientReply
 from ..targets.observe import logits_of
+from .outcome import pick
 from .training_data import TrainingData
 
 
@@ -49,8 +67,16 @@ class ClientsRun(TrainingData):
     Attributes:
         request: of the training.
         device: device of the computation.
+        shown_parts: parts of the run that attacks of the job see, which are kept in training.
         splits: of the data set.
     """
+
+    def __init__(
+        self, request: TrainingRequest, device: torch.device, shown_parts: Collection[OfClients] = frozenset()
+    ) -> None:
+        """Reads the data; trains nothing yet."""
+        super().__init__(request, device)
+        self.shown_parts = frozenset(shown_parts)
 
     @cached_property
     def shards(self) -> list[Int64[Tensor, "_"]]:
@@ -100,6 +126,33 @@ class ClientsRun(TrainingData):
         """The federated method at its noise, and whether the noise was matched instead of calibrated."""
         return defend_federated(self.request, self.public_sizes, self.schedule)
 
+    @cached_property
+    def attacked(self) -> int:
+        """The attacked client: a number of the suite, or the first client with the largest predicted epsilon.
+
+        Raises:
+            NotApplicable: that client takes part in no round.
+        """
+        chosen, sizes = clients_of(self.request).attacked, self.public_sizes
+        if chosen == "worst":
+            delta, (method, _) = self.request.budget.delta, self.method
+            run: dict[str, Any] = {"federation": self.federation, "sampling": self.sampling[0]}
+            ledgers = predict_federated(method, sizes, schedule=self.schedule, **run)
+            epsilons = [
+                ledger.claim(delta, unit=method.unit).epsilon if self.schedule.rounds_of(client) else -1.0
+                for client, ledger in enumerate(ledgers)
+            ]
+            return max(range(len(sizes)), key=lambda client: (epsilons[client], -client))
+        if not self.schedule.rounds_of(chosen):
+            raise NotApplicable(f"client {chosen} is attacked, and takes part in no round; set federated.attacked")
+        return chosen
+
+    def private_side(self, client: int) -> ClientData:
+        """Returns a client's data and secret key."""
+        training, positions = self.watched, self.shards[client]
+        own = training.state.clients[client]
+        return ClientData(client, pick(self.uninserted, positions), own.sampling, own.sampler_key, own.expected_batch)
+
     @property
     def clients_digest(self) -> str:
         """SHA-256 of the ids that each client holds."""
@@ -125,13 +178,18 @@ class ClientsRun(TrainingData):
         """Measurements of every round."""
         return self._watched[1]
 
+    @property
+    def watched(self) -> WatchedFederation:
+        """The finished training with what it kept for attacks; auditor only."""
+        return self._watched[2]
+
     @cached_property
     def run(self) -> FederatedRun:
         """The training, computed at its first use."""
         return self._watched[0]
 
     @cached_property
-    def _watched(self) -> tuple[FederatedRun, list[RoundMeasure]]:
+    def _watched(self) -> tuple[FederatedRun, list[RoundMeasure], WatchedFederation]:
         data, public, task, seeds = self.uninserted, self._read, self.request.training, self.request.seeds
         shards = [(data.inputs[shard], data.labels[shard]) if len(shard) else None for shard in self.shards]
         measures: list[RoundMeasure] = []
@@ -158,15 +216,77 @@ class ClientsRun(TrainingData):
             observe=lambda deltas, weights: drifts.append(relative_drift([*deltas.values()], [*weights.values()])),
         )
         pool = (public.inputs, public.labels) if len(public) else None
-        training = OngoingFederation(copy.deepcopy(self._start), shards, pool, settings)
+        training = WatchedFederation(copy.deepcopy(self._start), shards, pool, settings)
+        training.watch(self.shown_parts, self.attacked if self.shown_parts & OF_ONE_CLIENT else None)
         run = training.run()
-        return replace(run, public_used=run.public_used or self.splits.scaled_by_public), measures
+        return replace(run, public_used=run.public_used or self.splits.scaled_by_public), measures, training
 
     def _measure(self, training: OngoingFederation, drift: float) -> RoundMeasure:
         logits = logits_of(training.global_model(), self.test.inputs)
         right = (logits.argmax(dim=1) == self.test.labels) & ~logits.isnan().any(dim=1)
         loss = losses(logits, self.test.labels).mean()
         return RoundMeasure(float(right.double().mean()), float(loss), drift)
+
+
+OF_ONE_CLIENT: frozenset[OfClients] = frozenset({"messages", "local steps", "last message"})
+"""Parts of a run that show one client's releases."""
+
+
+class WatchedFederation(OngoingFederation):
+    """A federated run that keeps what attacks of its job see.
+
+    Attributes:
+        models: global model before every round, if attacks see them.
+        replies: client -> rounds in which its message was received, if attacks see messages.
+        steps: every local step of the attacked client, with its noisy sums, if attacks see them.
+    """
+
+    _shown: frozenset[OfClients] = frozenset()
+    _attacked: int | None = None
+
+    def watch(self, shown_parts: Collection[OfClients], attacked: int | None) -> None:
+        """Decides what is kept; before the first round.
+
+        Args:
+            shown_parts: parts of the run that attacks see.
+            attacked: client of which every local step is kept; None for none.
+        """
+        self._shown, self._attacked = frozenset(shown_parts), attacked
+        self.models: list[Tensor] = []
+        self.replies: dict[int, list[ClientReply]] = {}
+        self.steps: list[Step] = []
+        self._points: list[Tensor] = []
+        if attacked is not None:
+            self.trainer.recorder = self._record
+
+    def opened(self, broadcast: Mapping[str, Tensor] | None = None) -> RoundOutcome:
+        """Returns the next round before its first message."""
+        if self._shown & {"models", "messages"}:
+            self.models.append(self.state.parameters.clone())
+        self._points = []
+        return super().opened(broadcast)
+
+    def _record(self, client: int, step: Step) -> None:
+        if client != self._attacked:
+            return
+        self._points.append(step.parameters)
+        if self._shown & {"local steps", "last message"}:
+            self.steps.append(step)
+
+    def _message(self, client: Client, round: Round, result: LocalResult) -> Message:
+        state = client.state  # `finish` replaces it
+        message = super()._message(client, round, result)
+        if "messages" in self._shown and message.finite:
+            kept = ClientReply(
+                round,
+                state,
+                message,
+                self.settings.method.messages.decode(message, round),
+                tuple(plan.stds for plan in result.plans),
+                tuple(self._points) if client.number == self._attacked else (),
+            )
+            self.replies.setdefault(client.number, []).append(kept)
+        return message
 
 
 def relative_drift(deltas: list[Float[Tensor, " dim"]], weights: list[float]) -> float:

@@ -1,7 +1,7 @@
 """A federated training as a subject: utility, messages and epsilons of its clients, its rounds, its final model.
 
-Attacks read the finished global model, and are asked about the union of the clients' records. The claim of a record is
-that of the client with the largest epsilon.
+Attacks on global models are asked about the union of the clients' records, attacks on messages and local steps about
+those of one client (`client_attacks.py`). The claim of a record is that of the client with the largest epsilon.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ..scoring.truth import GroundTruth
 from ..scoring.utility import losses, score_utility
 from ..targets.candidates import Candidates, copied
 from ..targets.observe import FinalView, logits_of
+from .client_attacks import client_membership, client_property
 from .federated_run import ClientsRun
 from .membership import data_flags, scored_membership
 from .outcome import Finding, Outcome, candidate_pools, column, finite_claim, join
@@ -43,7 +44,11 @@ class FederatedModel:
 
     def __init__(self, cells: tuple[Cell, ...], device: torch.device, artifacts: Artifacts | None = None) -> None:
         """Takes the cells of a run and loads its data; trains nothing yet."""
-        self.model = ClientsRun(cells[0].request.of_training(), device)
+        attacks = [catalog.attack(name) for name in {c.request.attack.name for c in cells if c.request.attack}]
+        rows = [threat_model(attack.kind, attack.requires.access) for attack in attacks]
+        # Messages and steps take memory: they are kept only if an attack of the job sees them.
+        shown_parts = {row.of_clients for row in rows if row is not None}
+        self.model = ClientsRun(cells[0].request.of_training(), device, shown_parts)
 
     def outcome(self, cell: Cell) -> Outcome:
         """Computes a cell; trains first unless an earlier cell did."""
@@ -150,16 +155,18 @@ def rounds(model: ClientsRun, cell: Cell) -> Finding:
 
 
 def membership(model: ClientsRun, cell: Cell) -> Finding:
-    """Runs an attack on the finished global model, and scores how well it separates members of any client.
+    """Runs an attack, and scores how well it separates members: of any client by global models, else of one client.
 
     Raises:
-        ValueError: the attack reads more than the final model.
+        ValueError: federated runs do not offer its access.
     """
     requested = cell.request.requested_attack
     attack = catalog.attack(requested.name)
     row = threat_model(attack.kind, attack.requires.access)
-    if row is None or row.build is None or row.reads != "nothing":
+    if row is None or row.of_clients == "nothing":
         raise ValueError(f"{attack.name} needs {attack.requires.access.name} access, which federated runs do not offer")
+    if row.of_clients != "final model" or row.build is None:
+        return client_membership(model, cell, row)
     knows = attack.requires.knows
     examples = join(*candidate_pools(model.splits, model.request.training.candidates, model.device))
     candidates = Candidates.draw(examples, cell.request.seed_for(f"candidates {cell.id}"))
@@ -184,6 +191,7 @@ _KINDS: dict[str, Callable[[ClientsRun, Cell], Finding]] = {
     "federation": federation,
     "rounds": rounds,
     "membership": membership,
+    "client_property": client_property,
 }
 
 

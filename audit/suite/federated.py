@@ -52,6 +52,9 @@ class FederatedTable(StrictTable):
     """Privacy unit of central defenses: the clients' local steps, or the server's average of their updates."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Chance of a scheduled client to be lost in a round, after some of its local steps."""
+    attacked: Literal["worst"] | Annotated[int, Field(ge=0)] = "worst"
+    """Client whose records are attacked by its messages and local steps: a number, or the client with the largest
+    claimed epsilon, of equals the first."""
 
     aggregation: Literal["messages", "sum"] | None = None
     """The server's view of a round: every message, if absent, or by secure aggregation their sum alone."""
@@ -77,6 +80,8 @@ class FederatedTable(StrictTable):
         for key in ("least_honest", "colluders"):
             if getattr(self, key) is not None and self.aggregation is None:
                 raise ValueError(f"{key} must go with aggregation = 'sum', got 'messages'")
+        if self.attacked != "worst" and self.attacked >= self.clients:
+            raise ValueError(f"attacked must be a client's number below {self.clients}, got {self.attacked}")
         return self
 
     @property
@@ -136,6 +141,8 @@ def wrong_federated(raw: Mapping[str, Any]) -> list[tuple[str, str]]:
     elsewhere = "is for central training: must be absent with [federated]"
     wrong += [("tune", elsewhere)] if "tune" in raw else []
     wrong += _wrong_share(raw.get("share"))
+    if "share" in raw and isinstance(raw["federated"], dict) and raw["federated"].get("aggregation") == "sum":
+        wrong.append(("share", "must be absent with aggregation = 'sum', under which no message of a client is seen"))
     wrong += [(f"task.{key}", elsewhere) for key in _CENTRAL if key in task]
     if task.get("sampling") in _NOT_OF_CLIENTS:
         wrong.append(("task.sampling", f"{elsewhere}, got '{task['sampling']}'; take poisson"))

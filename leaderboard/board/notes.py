@@ -15,6 +15,7 @@ from ..records.task import UpdateTask
 from .aggregate import over_seeds
 from .comparable import mixed
 from .controls import ControlResult, Violation, leaks
+from .public_only import public_sentences
 from .reconstruction_summary import reconstruction_summaries
 from .rows import RANKED_BY, Row
 
@@ -100,6 +101,7 @@ def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
         "≥ marks one of attacks that are not all there. "
         f"{' '.join(filter(None, (_chance_words(), leak_words())))}",
     ]
+    sentences += public_sentences(rows)
     sentences += filter(None, [largest_sentence(rows), one_seed_sentence(rows)])
     records = [record for row in rows for record in row.records]
     sentences += filter(None, (_target_words(kind, rows, records) for kind in attacked()))

@@ -18,6 +18,7 @@ class Axis:
         high: right or upper end of the finite values, above `low`.
         log: whether the scale is logarithmic; `low` is then positive.
         infinity: whether a strip beyond `high` holds infinite values.
+        digits: format of its labels, as of D3; "d" for whole numbers.
     """
 
     title: str
@@ -25,6 +26,7 @@ class Axis:
     high: float
     log: bool = False
     infinity: bool = False
+    digits: str = "~g"
 
     def at(self, share: float) -> float:
         """Value at a fraction of the way from `low` to `high`."""
@@ -57,7 +59,7 @@ class Axis:
 
 def axis_over(
     title: str, values: Iterable[float], *, log: bool = False, infinity: bool = False, least: float = -math.inf,
-    most: float = math.inf,
+    most: float = math.inf, digits: str = "~g",
 ) -> Axis:  # fmt: skip
     """Axis that holds all values, with a margin.
 
@@ -69,6 +71,7 @@ def axis_over(
         infinity: whether infinite values get a strip.
         least: lower end of the quantity's range, which the margin does not exceed.
         most: upper end of that range.
+        digits: format of its labels, as of D3; "d" for whole numbers.
 
     Returns:
         The axis; from 0.1 to 10 (logarithmic) or 0 to 1 if there are no values.
@@ -78,11 +81,12 @@ def axis_over(
     if log:
         # A single value must not shrink the axis to a sliver: its ends are at least a factor of 6 apart.
         margin = max((high / low) ** 0.08, 1.25, (6 * low / high) ** 0.5)
-        return Axis(title=title, low=low / margin, high=high * margin, log=True, infinity=infinity)
+        return Axis(title=title, low=low / margin, high=high * margin, log=True, infinity=infinity, digits=digits)
     # Equal values span nothing: the margin is then a tenth of the value, or a half for 0.
     margin = 0.06 * (high - low) or 0.1 * abs(high) or 0.5
     # The axis extends half a mark beyond the range, so that a mark at its very end is not cut.
     rim = 0.02 * (high - low + 2 * margin)
     return Axis(
-        title=title, low=max(low - margin, least - rim), high=min(high + margin, most + rim), infinity=infinity
+        title=title, low=max(low - margin, least - rim), high=min(high + margin, most + rim), infinity=infinity,
+        digits=digits,
     )  # fmt: skip

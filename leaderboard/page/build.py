@@ -28,6 +28,7 @@ from ..board.notes import (  # fmt: skip
     shared_words,
     sizes_words,
 )
+from ..board.public_only import public_sentences
 from ..board.reconstruction_summary import reconstruction_summaries
 from ..board.rows import Row
 from ..board.table import Board
@@ -38,10 +39,13 @@ from ..records.folder import ScoreCheck, read_folder
 from ..records.record import Record, RecordError
 from . import remarks
 from .certificates import Certificate, certificate
+from .client_classes import ClassMap, class_maps
+from .clients import client_figures
 from .figures import Figure, figures
-from .plots import bundle, picture, styles
+from .plots import Style, bundle, picture, styles
 from .reconstructions import Exhibit, PictureAllowance, Shot, exhibits
 from .roc import roc_figures
+from .rounds import round_figures
 from .tables import FLAGS, Section, sections
 
 PAGE, CSV, JSON = "index.html", "board.csv", "board.json"
@@ -62,11 +66,14 @@ class Opening:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Section of the board with its plots and pictures."""
+    """Section of the board with its plots and pictures; the last three are of federated trainings."""
 
     section: Section
     figures: tuple[Figure, ...]
     exhibits: tuple[Exhibit, ...]
+    federated: tuple[Figure, ...]
+    maps: tuple[ClassMap, ...]
+    unmapped: tuple[str, ...]
 
 
 def build(results: str | os.PathLike[str], out: str | os.PathLike[str], verify: ScoreCheck | None = None) -> Path:
@@ -121,15 +128,7 @@ def render(
     notes, allowance = Footnotes(), PictureAllowance()
     style = styles({row.method: row.defense.name for row in board.rows})
     parts = [
-        Part(
-            section=section,
-            figures=(
-                *figures(section.rows, style, section.name),
-                *roc_figures(section.rows, folder, style, section.name),
-            ),
-            exhibits=tuple(exhibits(section.rows, folder, style, notes, allowance)),
-        )
-        for section in sections(board.rows, style, notes)
+        _part(section, board.rows, folder, style, notes, allowance) for section in sections(board.rows, style, notes)
     ]
     flags = {flag for row in board.rows for flag in row.flags}
     context: dict[str, Any] = {
@@ -142,6 +141,7 @@ def render(
         "leaks": leak_words(),
         "largest": largest_sentence(board.rows),
         "floors": _floors(),
+        "public_only": public_sentences(board.rows),
         "still_leaks": reconstruction_summaries(board.rows),
         "facts": _facts(board, records),
         "opening": _opening(parts),
@@ -162,7 +162,8 @@ def render(
         "csv": CSV,
         "json": JSON,
     }
-    plots = any(figure.specification is not None for part in parts for figure in part.figures)
+    drawn = (figure for part in parts for figure in (*part.figures, *part.federated))
+    plots = any(figure.specification is not None for figure in drawn)
     return render_page("run.html", context, plots=plots)
 
 
@@ -212,6 +213,34 @@ def _breakable(name: str) -> Markup:
 
 def _file(environment: Any, name: str) -> str:
     return environment.loader.get_source(environment, name)[0]
+
+
+def _part(
+    section: Section,
+    rows: Sequence[Row],
+    folder: Path,
+    style: Style,
+    notes: Footnotes,
+    allowance: PictureAllowance,
+) -> Part:
+    # A control on public examples alone stands beside the methods of either privacy unit.
+    task = section.rows[0].section[:3]
+    public_only = [row for row in rows if row.control == "public_only" and row.section[:3] == task]
+    maps, unmapped = class_maps(section.rows, folder, style)
+    return Part(
+        section=section,
+        figures=(
+            *figures(section.rows, style, section.name),
+            *roc_figures(section.rows, folder, style, section.name),
+        ),
+        exhibits=tuple(exhibits(section.rows, folder, style, notes, allowance)),
+        federated=(
+            *round_figures(section.rows, public_only, folder, style, section.name),
+            *client_figures(section.rows, folder, style, section.name),
+        ),
+        maps=tuple(maps),
+        unmapped=tuple(unmapped),
+    )
 
 
 def _about(rows: Sequence[Row], records: Sequence[Record]) -> str:

@@ -16,7 +16,8 @@ from ..board.rows import Row
 from ..kinds import KINDS
 from ..metrics import METRICS
 from .axes import Axis, axis_over
-from .plots import Point, Style, styles
+from .levels import public_levels
+from .plots import Level, Point, Style, styles
 from .sweep_points import SWEPT, sweep_points
 
 ACCURACY, AUC, IMPLIED = METRICS["accuracy"], METRICS["auc"], METRICS["implied_epsilon"]
@@ -108,13 +109,18 @@ def _trade_off(rows: Sequence[Row], style: Style, name: str) -> Figure:
 
 
 def _against_epsilon(rows: Sequence[Row], style: Style, name: str) -> Figure:
+    # A logarithmic axis has no place for ε 0, so the control on public examples is a horizontal line.
+    public_only = [row for row in rows if row.control == "public_only"]
+    rows = [row for row in rows if row.control != "public_only"]
     kept = [row for row in rows if row.claim is not None and row.accuracy.value is not None]
     points = [_point(row, _claimed(row), row.accuracy, path=_path(row)) for row in kept]
     x = _epsilon_axis(points)
-    caption = ["Bars are 95 % intervals. The claim is exact accounting of the steps taken, so it has none."]
+    levels, words = public_levels(public_only)
+    caption = ["Bars are 95 % intervals. The claim is exact accounting of the steps taken, so it has none.", *words]
     title = "Accuracy against claimed ε"
     notes = caption + _left_out(rows, kept)
-    return _figure(name, title, points, x, _accuracy_axis(points), style, notes, dodge=True)
+    y = _accuracy_axis(points, levels)
+    return _figure(name, title, points, x, y, style, notes, dodge=True, levels=levels)
 
 
 def _against_noise(rows: Sequence[Row], style: Style, name: str) -> Figure:
@@ -270,6 +276,7 @@ def _figure(
     chance: float | None = None,
     equality: bool = False,
     dodge: bool = False,
+    levels: Sequence[Level] = (),
 ) -> Figure:
     # Imported here because Altair takes a second to import, and pages without plots do without.
     from .specifications import scatter
@@ -278,7 +285,7 @@ def _figure(
         return Figure(name=name, title=title, caption=("Nothing to draw.", *caption))
     if dodge:
         caption = [*caption, "Methods at the same place are set side by side."]
-    specification = scatter(points, x=x, y=y, style=style, chance=chance, equality=equality, dodge=dodge)
+    specification = scatter(points, x=x, y=y, style=style, chance=chance, equality=equality, dodge=dodge, levels=levels)
     return Figure(name=name, title=title, specification=specification, caption=tuple(caption))
 
 
@@ -331,8 +338,8 @@ def _epsilon_axis(points: Sequence[Point]) -> Axis:
     return axis_over("claimed ε", [point.x for point in points], log=True, infinity=infinite)
 
 
-def _accuracy_axis(points: Sequence[Point]) -> Axis:
-    values = [v for p in points for v in _y_values(p)]
+def _accuracy_axis(points: Sequence[Point], levels: Sequence[Level] = ()) -> Axis:
+    values = [*(v for p in points for v in _y_values(p)), *(level.y for level in levels)]
     return axis_over("accuracy on held-out data", values, least=ACCURACY.least, most=ACCURACY.most)
 
 

@@ -76,6 +76,35 @@ class PlotLine:
     bound: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """Line of a scatter plot, behind its marks, with a band around it.
+
+    Attributes:
+        x: positions, ascending.
+        y: of the line.
+        low: lower ends of the band.
+        high: upper ends of the band; equal to `low` where there is no band.
+        series: decides the colour.
+        dashed: whether the line is dashed, as where another has its colour.
+    """
+
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    series: str
+    dashed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """Horizontal line across a plot, with words on it."""
+
+    y: float
+    words: str
+
+
 def styles(series: Mapping[str, str]) -> dict[str, tuple[int, str]]:
     """Assigns a colour number to each family of series and a marker to each series, a function of the names alone.
 

@@ -11,7 +11,7 @@ import altair as alt
 
 from .axes import Axis
 from .labels import label_places, shifts_of
-from .plots import SHAPES, PlotLine, Point, Style
+from .plots import SHAPES, Band, Level, PlotLine, Point, Style
 
 WIDTH, HEIGHT = 620, 340
 """Width of a still picture, with its axes, and height of all plots, without them; pixels."""
@@ -39,8 +39,8 @@ THEME: dict[str, Any] = {
     "text": {"color": _SOFT, "fontSize": 11.5},
 }  # fmt: skip
 
-_ROWS = "rows"
-"""Name of a plot's data in its specification."""
+_ROWS, _BANDED = "rows", "bands"
+"""Names of a plot's data in its specification: of its marks, or of its lines with bands."""
 
 _WIDE, _NARROW = 540, 290
 """Widths, in pixels between the axes, for which labels are placed."""
@@ -58,6 +58,8 @@ def scatter(
     chance: float | None = None,
     equality: bool = False,
     dodge: bool = False,
+    bands: Sequence[Band] = (),
+    levels: Sequence[Level] = (),
 ) -> dict[str, Any]:
     """Specifies a scatter plot.
 
@@ -69,6 +71,8 @@ def scatter(
         chance: x at which a vertical line labelled "chance" is drawn; None for no line.
         equality: whether to draw y = x and shade the region above it.
         dodge: whether marks of several series at the same x are set side by side.
+        bands: lines with bands, behind the marks; of the series of the points.
+        levels: horizontal lines, behind the marks.
     """
     series = list(dict.fromkeys(point.series for point in points))
     picked = alt.selection_point(name="picked", fields=["series"], bind="legend")
@@ -81,6 +85,8 @@ def scatter(
     )
     layers = [
         *_background_layers(x, y, chance=chance, equality=equality),
+        *_levels(levels, x, y),
+        *_bands(bands, x, y),
         marks.transform_filter("datum.path")
         .mark_line(strokeWidth=1.5, aria=False, **shift)
         .encode(
@@ -112,7 +118,8 @@ def scatter(
         _row(point, x, y) | {"colour": colours[point.series], "shift": shift, "places": place}
         for point, shift, place in zip(points, shifts, places, strict=True)
     ]
-    return _specification(layers, rows)
+    banded = [_band_row(band, number, colours[band.series], x, y) for number, band in enumerate(bands)]
+    return _specification(layers, rows, **({_BANDED: banded} if banded else {}))
 
 
 def curves(lines: Sequence[PlotLine], *, x: Axis, y: Axis, style: Style) -> dict[str, Any]:
@@ -153,20 +160,22 @@ def curves(lines: Sequence[PlotLine], *, x: Axis, y: Axis, style: Style) -> dict
     return _specification([chance.encode(**channels), measured.encode(**channels)], rows)
 
 
-def _specification(layers: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _specification(layers: Sequence[Any], rows: Sequence[Mapping[str, Any]], **further: Any) -> dict[str, Any]:
     # Not validated by Altair, which takes longer than all other work: Vega-Lite refuses a bad specification anyway.
     specification = alt.layer(*layers).to_dict(validate=False)
     del specification["$schema"]  # a URL, and pages hold none
     size = {"width": WIDTH, "height": HEIGHT, "autosize": {"type": "fit-x", "contains": "padding"}}
     params = [{"name": "narrow", "value": False}, *specification["params"]]
-    return specification | size | {"params": params, "datasets": {_ROWS: list(rows)}, "config": THEME}
+    return specification | size | {"params": params, "datasets": {_ROWS: list(rows), **further}, "config": THEME}
 
 
 def _channel(channel: Any, field: str, axis: Axis) -> Any:
     scale = {"type": "log"} if axis.log else {"type": "linear", "zero": False}
-    ticks = {"values": axis.ticks()} if axis.log else {"tickCount": 6}
+    ticks: dict[str, Any] = {"values": axis.ticks()} if axis.log else {"tickCount": 6}
+    if axis.digits == "d":
+        ticks["tickMinStep"] = 1  # between whole numbers, ticks would round to the same label
     return channel(
-        field, type="quantitative", title=axis.title, axis={"format": "~g", **ticks},
+        field, type="quantitative", title=axis.title, axis={"format": axis.digits, **ticks},
         scale={**scale, "domain": [axis.low, axis.end], "nice": False},
     )  # fmt: skip
 
@@ -214,13 +223,58 @@ def _background_layers(x: Axis, y: Axis, *, chance: float | None, equality: bool
     return layers
 
 
+def _bands(bands: Sequence[Band], x: Axis, y: Axis) -> list[Any]:
+    """Layers of lines with their bands, of which those of no height are left out."""
+    if not bands:
+        return []
+    lines = (
+        alt.Chart(alt.NamedData(_BANDED))
+        .transform_flatten(["x", "y", "low", "high"])
+        .encode(x=_channel(alt.X, "x", x), detail=alt.Detail("path:N"))
+    )
+    colour: dict[str, Any] = {"field": "colour", "type": "nominal", "scale": None}
+    height = _channel(alt.Y, "low", y).stack(None)
+    # The fill's own opacity, because a legend takes over that of a whole mark.
+    faint = alt.FillOpacityValue(0.03, condition={"param": "picked", "value": 0.1})
+    return [
+        lines.transform_filter("datum.wide")
+        .mark_area(aria=False)
+        .encode(y=height, y2=alt.Y2("high:Q"), fill=alt.Fill(**colour), fillOpacity=faint),
+        lines.mark_line(strokeWidth=1.8, aria=False).encode(
+            y=_channel(alt.Y, "y", y),
+            stroke=alt.Stroke(**colour),
+            opacity=_opacity(0.9),
+            strokeDash=alt.StrokeDashValue([1, 0], condition={"test": "datum.dashed", "value": [7, 3]}),
+        ),
+    ]
+
+
+def _band_row(band: Band, number: int, colour: str, x: Axis, y: Axis) -> dict[str, Any]:
+    """Data of a line with its band, inside of the axes."""
+    heights = {key: [_rounded(y.number(v), 4) for v in getattr(band, key)] for key in ("y", "low", "high")}
+    wide = any(low < high for low, high in zip(heights["low"], heights["high"], strict=True))
+    places = {"x": [_rounded(x.number(value)) for value in band.x], **heights}
+    return places | {"series": band.series, "path": number, "colour": colour, "wide": wide, "dashed": band.dashed}
+
+
+def _levels(levels: Sequence[Level], x: Axis, y: Axis) -> list[Any]:
+    layers = []
+    for level in levels:
+        layer = alt.Chart(alt.Data(values=[{"y": _rounded(y.number(level.y)), "x": _rounded(x.low)}]))
+        layer = layer.encode(y=_channel(alt.Y, "y", y))
+        layers.append(layer.mark_rule(color=_INK, strokeWidth=1.3, strokeDash=[5, 4], aria=False))
+        words: dict[str, Any] = {"text": {"value": level.words}, "x": _channel(alt.X, "x", x)}
+        layers.append(layer.mark_text(align="left", dx=5, dy=-7, color=_INK, aria=False).encode(**words))
+    return layers
+
+
 def _note(layer: Any, words: str) -> Any:
     return layer.mark_text(text=words, align="left", dx=5, y=8, aria=False)
 
 
-def _rounded(value: float) -> float:
-    """Six digits, so that specifications do not depend on the last digits of a machine's floats."""
-    return float(f"{value:.6g}")
+def _rounded(value: float, digits: int = 6) -> float:
+    """Few digits, so that specifications do not depend on the last digits of a machine's floats."""
+    return float(f"{value:.{digits}g}")
 
 
 def _row(point: Point, x: Axis, y: Axis) -> dict[str, Any]:

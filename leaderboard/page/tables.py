@@ -42,8 +42,9 @@ FLAGS = {
     "refuted the claim",
     "participation_known": "an attack knew who took part, so sampling's amplification does not hold against it",
     "deterministic": "updates carry no noise, so membership is read off them",
-    "not_most_powerful": "batches were not drawn by independent coins, noise is correlated over steps, or steps "
-    "were on trial, so the likelihood ratio of single steps is a strong test and not the most powerful one",
+    "not_most_powerful": "batches were not drawn by independent coins, noise is correlated over steps, steps were on "
+    "trial, or messages are of several local steps, so the likelihood ratio is a strong test and not the most "
+    "powerful one",
     "one_off_not_attacked": "a release before the first step, as that of a mask or of statistics, is part of the claim "
     "that bounds an attack and was not read by it, so a stronger test exists",
     "ran_beside_the_data": "an attack that is not leakbench's ran in the process of the private data, because what it "

@@ -25,6 +25,7 @@ from leakbench.attacks.core import (
     NotApplicable,
     Observation,
     Requirements,
+    SeenMessages,
     SeenTranscript,
     Target,
     attack,
@@ -40,7 +41,13 @@ CHEAP = {"iterations": 100, "restarts": 1, "shadows": 8}
 # Where results are compared with one another, not with the truth.
 HASTY = CHEAP | {"iterations": 15}
 SEEDS = range(4)
-ANSWER = {"membership": "scores", "reconstruction": "inputs", "labels": "counts", "canaries": "scores"}
+ANSWER = {
+    "membership": "scores",
+    "reconstruction": "inputs",
+    "labels": "counts",
+    "canaries": "scores",
+    "client_property": "scores",
+}
 
 
 def method(name: str) -> Attack:
@@ -70,6 +77,8 @@ def leaky(one: Attack, seed: int = 0) -> tuple[Target, torch.Tensor]:
         if one.requires.access is Access.ONE_OFF:
             seen = replace(seen, steps=(), one_offs=seen.steps)
         return replace(seen, controls=one.requires.controls), member
+    if one.target is SeenMessages:
+        return toys.messages(seed=seed, noise=0.4)
     if one.target is LabelAccess:
         return toys.label_target(seed=seed)
     return toys.model_target(seed=seed)
@@ -108,7 +117,7 @@ def hasty(name: str) -> tuple[Target, torch.Tensor]:
 
 
 def whole_target(one: Attack) -> Target:
-    if one.kind in ("membership", "canaries"):
+    if one.kind in ("membership", "canaries", "client_property"):
         return leaky(one)[0]
     return toys.update_target(net=attacked_net(one.name))[0]
 
@@ -335,6 +344,8 @@ def without(target: Target, need: Knows) -> Target:
     if isinstance(target, SeenTranscript):
         cut = ([without(seen, need) for seen in some] for some in (target.steps, target.one_offs))
         return replace(target, **dict(zip(("steps", "one_offs"), cut, strict=True)))
+    if isinstance(target, SeenMessages):
+        return replace(target, messages=[without(message, need) for message in target.messages])
     known: Any = target  # every target is a dataclass
     empty = {slot.name: None for slot in fields(known) if slot.metadata.get("needs") == need}
     return replace(known, **empty)

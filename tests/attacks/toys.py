@@ -23,6 +23,8 @@ from leakbench.attacks.core import (
     Observation,
     Operation,
     ReleasedPart,
+    SeenMessage,
+    SeenMessages,
     SeenTranscript,
     Shadows,
     Structure,
@@ -353,6 +355,39 @@ def transcript(*, seed: int = 0, noise: float, steps: int = 4, count: int = 400)
             )
         )
     return SeenTranscript(steps=observed, candidates=observed[0].candidates, final=model_target(seed=seed)[0]), member
+
+
+def messages(*, seed: int = 0, noise: float, rounds: int = 4, count: int = 400) -> tuple[SeenMessages, Tensor]:
+    """Messages of a single such step each, of a client whose records half of the candidates are; and the truth."""
+    transcript_of_steps, member = transcript(seed=seed, noise=noise, steps=rounds, count=count)
+    final = model_target(seed=seed)[0]
+    model = linear_net((1, 4, 4), seed=seed)
+    slices, start = {}, 0
+    for name, part in model.named_parameters():
+        slices[name] = (start, start + part.numel())
+        start += part.numel()
+    sent = []
+    for number, step in enumerate(transcript_of_steps.steps):
+        sums = step.released * step.expected_batch
+        sent.append(
+            SeenMessage(
+                round=number,
+                global_model=ModelAccess(logits=step.logits, input_shape=step.input_shape, classes=step.classes),
+                slices=slices,
+                sent={"values": -step.released},
+                displacement=-step.released,
+                sums=sums,
+                weights=(1.0,),
+                contributions=step.contributions,
+                gradients=lambda x, y: rows(model, x, y).detach(),
+                noise_std=noise,
+                others_removed=step.others_removed,
+                population=examples(40, (1, 4, 4), seed=97, first_id=2000),
+            )
+        )
+    return SeenMessages(
+        messages=sent, models=[m.global_model for m in sent], candidates=final.candidates, final=final
+    ), member
 
 
 def model_target(*, seed: int = 0, memory: float = 4.0, count: int = 400) -> tuple[ModelAccess, Tensor]:

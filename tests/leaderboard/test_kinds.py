@@ -68,7 +68,7 @@ def test_a_kind_of_no_row_is_refused_in_records_and_manifests(record):
     for refused in (one, asked_for(one).cells[0]):
         with pytest.raises(
             RecordError,
-            match="one of utility, federation, rounds, membership, reconstruction, labels, canaries, got 'gossip'",
+            match=f"one of {', '.join(KINDS)}, got 'gossip'",
         ):
             replace(refused, kind="gossip")
     with pytest.raises(RecordError, match="noise must be one of none, calibrated, got 'loud'"):

@@ -147,7 +147,7 @@ def _view_class(kind: type) -> type:
             others = [
                 target_class
                 for target_class in Target.__subclasses__()
-                if name in vars(target_class).get("__dataclass_fields__", {})
+                if target_class.accesses and name in vars(target_class).get("__dataclass_fields__", {})
             ]
             hint = (
                 f": {' and '.join(target_class.__name__ for target_class in others)} has, by another access"

@@ -8,7 +8,7 @@ informed adversary (`Informed`); each class checks its own fields. A defense app
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
@@ -283,14 +283,14 @@ class LabelAccess(Target):
 
 
 class Steps:
-    """Lazy sequence of steps, recomputed at each iteration.
+    """Lazy sequence of steps, models or messages, recomputed at each iteration.
 
     The object holds two functions and none of their data, because an attack can read every attribute.
     """
 
     __slots__ = ("_count", "_read")
 
-    def __init__(self, read: Callable[[], Iterator[Observation]], count: Callable[[], int]) -> None:
+    def __init__(self, read: Callable[[], Iterator[Any]], count: Callable[[], int]) -> None:
         """Wraps a source of steps.
 
         Args:
@@ -299,7 +299,7 @@ class Steps:
         """
         self._read, self._count = read, count
 
-    def __iter__(self) -> Iterator[Observation]:
+    def __iter__(self) -> Iterator[Any]:
         return self._read()
 
     def __len__(self) -> int:
@@ -307,7 +307,40 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeenTranscript(Target):
+class SeenModels(Target):
+    """`Access.BROADCAST`: the model before every step of a training, or before every round of a federated one.
+
+    Attributes:
+        models: the models in order; may be lazy, but every `iter` starts at the first model again.
+        candidates: candidates of a membership test, for all models.
+        final: the trained model.
+        controls: the adversary's influence on the training data.
+    """
+
+    accesses: ClassVar[tuple[Access, ...]] = (Access.BROADCAST,)
+
+    models: Iterable[ModelAccess] = ()
+    candidates: Examples | None = None
+    final: ModelAccess | None = None
+    controls: Controls = Controls.NOTHING
+
+    def __post_init__(self) -> None:
+        refuse_iterators(models=self.models)
+
+    def offered(self) -> Requirements:
+        """Returns the threat model of the first model.
+
+        Raises:
+            AccessError: there is no model.
+        """
+        first = next(iter(self.models), None)
+        if first is None:
+            raise AccessError("the training has no models to query")
+        return Requirements(access=self.accesses[0], knows=known_of(first), controls=self.controls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenTranscript(SeenModels, Target):
     """`Access.ALL_STEPS`: every update of a training run, in order. `Access.ONE_OFF`: its one-off releases.
 
     Attributes:
@@ -316,26 +349,23 @@ class SeenTranscript(Target):
         one_offs: an `Observation` for each release outside of the steps, computed on all the data: the noisy values
             that the ledger charges for, such as the scores behind a mask, and not only the mask. Every record takes
             part, at sample rate 1. May be lazy, as `steps`.
+        models: the models of the steps, derived from them.
         candidates: candidates of a membership test, for all steps.
         final: the trained model.
         controls: the adversary's influence on the training data.
     """
 
-    accesses: ClassVar[tuple[Access, ...]] = (Access.ALL_STEPS, Access.FEDERATED, Access.ONE_OFF)
+    accesses: ClassVar[tuple[Access, ...]] = (Access.ALL_STEPS, Access.ONE_OFF)
 
-    steps: Iterable[Observation]
-    one_offs: Iterable[Observation] = ()
-    candidates: Examples | None = None
-    final: ModelAccess | None = None
-    controls: Controls = Controls.NOTHING
+    steps: Iterable[Observation] = field(default=(), metadata={"needs": Access.ALL_STEPS})
+    one_offs: Iterable[Observation] = field(default=(), metadata={"needs": Access.ONE_OFF})
 
     def __post_init__(self) -> None:
-        # An iterator would be exhausted for the second attack on the same run.
-        for name, sequence in (("steps", self.steps), ("one_offs", self.one_offs)):
-            if isinstance(sequence, Iterator):
-                raise ValueError(
-                    f"{name} must be iterable again and again, got an iterator: pass a sequence or a lazy view"
-                )
+        refuse_iterators(steps=self.steps, one_offs=self.one_offs)
+        steps = self.steps
+        # Lazy: all observations of a run together would not fit into memory.
+        models = Steps(lambda: (_model_of(step) for step in steps), lambda: len(steps))  # pyright: ignore[reportArgumentType] - a sequence, or lazy with a length
+        object.__setattr__(self, "models", models)
 
     def offered(self) -> Requirements:
         """Returns the threat model of the first step; without steps, that of the first one-off release.
@@ -351,3 +381,17 @@ class SeenTranscript(Target):
                 "the transcript has no steps, so there is no update to attack, and no release beside them"
             )
         return Requirements(access=Access.ALL_STEPS, knows=known_of(first), controls=self.controls)
+
+
+def _model_of(step: Observation) -> ModelAccess:
+    """Returns queries to the model before a step."""
+    return ModelAccess(logits=step.logits, input_shape=step.input_shape, classes=step.classes)
+
+
+def refuse_iterators(**sequences: Iterable[object]) -> None:
+    """Raises ValueError for an iterator, which would be exhausted for the second attack on the same run."""
+    for name, sequence in sequences.items():
+        if isinstance(sequence, Iterator):
+            raise ValueError(
+                f"{name} must be iterable again and again, got an iterator: pass a sequence or a lazy view"
+            )

@@ -182,6 +182,30 @@ class LabelEstimate:
         return torch.arange(len(self.counts), device=self.counts.device).repeat_interleave(self.counts)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClassScores:
+    """Estimated classes of a client's data.
+
+    Attributes:
+        scores: float64 [classes], finite; larger: a larger share of the client's examples.
+        named: bool [classes], the classes that the attack names as the client's largest; at least one.
+    """
+
+    scores: Tensor
+    named: Tensor
+
+    def __post_init__(self) -> None:
+        if self.scores.dtype != torch.float64 or self.scores.ndim != 1 or not self.scores.isfinite().all():
+            raise ValueError(
+                f"scores must be finite float64 of shape [classes], got {self.scores.dtype} {list(self.scores.shape)}"
+            )
+        if self.named.dtype != torch.bool or self.named.shape != self.scores.shape or not self.named.any():
+            raise ValueError(
+                "named must be bool of the same shape with at least one class, "
+                f"got {self.named.dtype} {list(self.named.shape)}"
+            )
+
+
 _OF_LABELS = {"observed": torch.bool, "posterior": torch.float64}
 
 
@@ -288,6 +312,26 @@ def checked_labels(
     return own
 
 
+def checked_class_scores(result: object, classes: int | None = None, like: Tensor | None = None) -> ClassScores:
+    """Returns a copy of the scores of a client's classes.
+
+    Args:
+        result: the attack's return value.
+        classes: number of classes; None for any.
+        like: as for `checked_reconstruction`.
+
+    Raises:
+        TypeError: the result is not scores in plain tensors.
+        ValueError: scores of other classes.
+    """
+    if type(result) is not ClassScores:
+        raise TypeError(f"an attack on a client's classes must return ClassScores, got {type(result).__name__}")
+    own = ClassScores(scores=_copied("scores", result.scores, like), named=_copied("named", result.named, like))
+    if classes is not None and len(own.scores) != classes:
+        raise ValueError(f"scores must be of the {classes} classes, got {len(own.scores)}")
+    return own
+
+
 _OPTIONAL = ("history", "certified", "determined", "alternatives", "expected_error")
 
 
@@ -334,6 +378,13 @@ def _expected_labels(target: Target) -> Callable[[object], LabelEstimate]:
     return lambda result: checked_labels(result, size, classes, like)
 
 
+def _expected_class_scores(target: Target) -> Callable[[object], ClassScores]:
+    final = getattr(target, "final", None)
+    classes = None if final is None else final.classes
+    like = None if final is None or not final.parameters else next(iter(final.parameters.values()))
+    return lambda result: checked_class_scores(result, classes, like)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ResultType:
     """Description of a type of result.
@@ -358,6 +409,7 @@ RESULTS = {
         ResultType(kind="membership", result=MembershipScores, expected=_expected_scores, of_candidates=True),
         ResultType(kind="reconstruction", result=Reconstruction, expected=_expected_reconstruction),
         ResultType(kind="labels", result=LabelEstimate, expected=_expected_labels),
+        ResultType(kind="client_property", result=ClassScores, expected=_expected_class_scores),
         ResultType(kind="canaries", result=InclusionScores, expected=_expected_inclusion, of_candidates=True),
     )
 }

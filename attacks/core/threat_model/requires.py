@@ -34,6 +34,7 @@ class Access:
     BLACK_BOX: ClassVar["Access"]
     WHITE_BOX: ClassVar["Access"]
     ALL_STEPS: ClassVar["Access"]
+    BROADCAST: ClassVar["Access"]
     FEDERATED: ClassVar["Access"]
     LABEL_ONLY: ClassVar["Access"]
     ONE_OFF: ClassVar["Access"]
@@ -47,8 +48,11 @@ Access.UPDATE = Access("UPDATE", "one shared update and the model it was taken a
 Access.BLACK_BOX = Access("BLACK_BOX", "the answers of the final model")
 # The parameters allow queries of the model, too.
 Access.WHITE_BOX = Access("WHITE_BOX", "the parameters of the final model", includes=("BLACK_BOX",))
-Access.ALL_STEPS = Access("ALL_STEPS", "the update and the model of every step", includes=("WHITE_BOX", "ONE_OFF"))
-Access.FEDERATED = Access("FEDERATED", "the updates of federated clients", includes=("WHITE_BOX",))
+Access.BROADCAST = Access("BROADCAST", "the model before every step, or before every round", includes=("WHITE_BOX",))
+Access.ALL_STEPS = Access(
+    "ALL_STEPS", "the update and the model of every step", includes=("WHITE_BOX", "ONE_OFF", "BROADCAST")
+)
+Access.FEDERATED = Access("FEDERATED", "all messages of a federated client", includes=("WHITE_BOX", "BROADCAST"))
 Access.LABEL_ONLY = Access("LABEL_ONLY", "the labels that the final model answers with")
 Access.ONE_OFF = Access("ONE_OFF", "releases on all the data beside the steps, and the model they were taken at")
 
@@ -87,6 +91,9 @@ MEANING = {
     Knows.SHADOWS: "shadow models that were trained as the target was",
     Controls.CANARIES: "canaries among the training data",
     Access.WHITE_BOX: "the parameters of the model",
+    Access.ALL_STEPS: "the update of every step",
+    Access.ONE_OFF: "the releases beside the steps",
+    Access.FEDERATED: "the messages of a client",
 }
 """Meaning of each need, in the words of an error message."""
 

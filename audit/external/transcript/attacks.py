@@ -33,7 +33,11 @@ def transcript_attacks() -> list[str]:
     """Names of the catalogue's membership attacks that read updates of a training."""
     attacks = (catalog.attack(name) for name in catalog.names("attacks"))
     return sorted(
-        attack.name for attack in attacks if attack.kind == "membership" and not reads_no_step(attack.requires.access)
+        attack.name
+        for attack in attacks
+        if attack.kind == "membership"
+        and attack.requires.access != Access.FEDERATED  # messages of clients are in no transcript of a training
+        and not reads_no_step(attack.requires.access)
     )
 
 
@@ -107,6 +111,6 @@ def _on_cpu(examples: Examples) -> Examples:
 
 
 def _scores(attack: Attack[Any], view: TranscriptView, seed: int, settings: Mapping[str, Any]) -> MembershipScores:
-    if attack.requires.access is Access.ALL_STEPS:
+    if attack.requires.access in (Access.ALL_STEPS, Access.BROADCAST):
         return attack(view.seen(), keyed(seed), **settings)
     return view.scores(attack, log_ratio=Knows.DEFENSE in attack.requires.knows, **settings)

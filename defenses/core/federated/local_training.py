@@ -12,7 +12,7 @@ Guarantee:
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,6 +27,7 @@ from ..plan.public_data import selected
 from ..privacy.sampling import poisson
 from ..randomness.keys import global_generators, key_from
 from ..training.settings import Recipe
+from ..training.transcript import Step
 from .client import Client
 from .round import Round
 from .rules import ClientRule
@@ -60,6 +61,8 @@ class LocalTrainer:
         step: number of the current local step.
         round: current round; None before the first.
         round_at_global_model: round whose global model the network has; None after a local step has moved it.
+        recorder: called with (client, step) after every local step, for an audit; the step has its noisy sums, which no
+            server sees.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class LocalTrainer:
         self.step = 0
         self.round: Round | None = None
         self.round_at_global_model: int | None = None
+        self.recorder: Callable[[int, Step], None] | None = None
 
     def rates(self, first: int, count: int) -> tuple[float, ...]:
         """Returns the learning rates of consecutive local steps."""
@@ -165,6 +169,8 @@ class LocalTrainer:
 
         with global_generators(global_draws(self._seed, step), point.device):
             observed = stepper.take(step, point, execute, client.steps)
+        if self.recorder is not None:
+            self.recorder(client.number, observed)
         undo = copy.deepcopy(optimizer.state_dict()) if stepper.trial is not None else None
         # The parameters of the step: a plan may start at others than the last step ended at.
         corrected = self._rule.correct(client.state, round, observed.parameters, stepper.update)

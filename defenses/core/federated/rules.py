@@ -120,6 +120,19 @@ class Follow:
         """Returns the update unchanged."""
         return update
 
+    def linear(self, state: State, round: Round) -> tuple[float, Float[Tensor, " dim"] | None] | None:
+        """Returns (pull, shift) if `correct` is update + pull (point - global model) + shift, else None.
+
+        The audit of messages removes the shift, and allows for the pull; None for no shift. It is asked with states
+        that the server knows, too: functions of messages and broadcasts.
+
+        Args:
+            state: the client's, in the round.
+            round: the round.
+        """
+        # A subclass with another correction must say itself that it is linear.
+        return (0.0, None) if type(self).correct is Follow.correct else None
+
     def finish(self, state: State, round: Round, delta: Float[Tensor, " dim"]) -> tuple[State, Mapping[str, Tensor]]:
         """Returns the state unchanged, and nothing to send."""
         return state, {}

@@ -27,10 +27,10 @@ from ..conftest import INVERSION, SHARE, SUITE
 WITH_SHARE = SUITE.replace('"loss_threshold" }]', f'"loss_threshold" }}, {INVERSION}]') + SHARE
 WITH_CONTROLS = WITH_SHARE.replace("controls = false", "controls = true")
 FEDERATED = '''
-from leakbench.attacks.core import Access, MembershipScores, SeenTranscript, attack
+from leakbench.attacks.core import Access, MembershipScores, SeenMessages, attack
 
 @attack(access=Access.FEDERATED)
-def spy(target: SeenTranscript, coins) -> MembershipScores:
+def spy(target: SeenMessages, coins) -> MembershipScores:
     """Watches the clients."""
 '''
 
@@ -219,7 +219,7 @@ def test_what_an_attack_needs_and_the_suite_lacks_is_known_before_any_compute(su
     assert {words(cell)[0] for cell in found.skipped} == {"sgd", "dp_sgd"}
     assert {cell.skip for cell in found.skipped} == {
         "inverting_gradients needs a shared update, and the suite has no [share] table",
-        "spy needs FEDERATED access, which no suite offers yet",
+        "spy needs messages of clients, and the suite has no [federated] table",
     }
     assert not {words(cell)[1] for job in found.jobs for cell in job.cells} & {"inverting_gradients", "spy"}
 
@@ -263,6 +263,7 @@ def test_a_federated_method_is_skipped_in_a_central_suite_with_its_sentence(suit
 
 def test_an_attack_that_must_control_training_is_skipped_with_its_sentence(suite_of, site):
     source = FEDERATED.replace("Access.FEDERATED", "Access.ALL_STEPS, controls=Controls.CANARIES")
+    source = source.replace("SeenMessages", "SeenTranscript")
     site.add("attacks", "spy", source.replace("import Access", "import Access, Controls"))
     (reason,) = {c.skip for c in plan(suite_of(SUITE.replace("loss_threshold", "spy"))).skipped}
     assert "CANARIES" in reason and "\n" not in reason

@@ -22,7 +22,7 @@ task = { data = "digits", model = { name = "mlp", hidden = 8 }, private = 60, ba
 budget = { epsilon = 3.0, delta = 1e-5 }
 federated = { clients = 3, rounds = 4, local_steps = 2, participation = 0.7 }
 defense = [{ name = "fed_avg" }, { name = "dp_sgd" }, { name = "local_noise_filter" }]
-attack = [{ name = "loss_threshold" }, { name = "likelihood_ratio" }, { name = "lira" }]
+attack = [{ name = "loss_threshold" }, { name = "one_step_likelihood_ratio" }, { name = "lira" }]
 """
 SIZES = [20, 20, 20]
 
@@ -39,16 +39,35 @@ def test_every_defense_has_a_cell_of_each_kind_and_the_suite_its_controls(suite_
     kinds = ("federation", "membership", "rounds", "utility")
     expected = [(name, kind, "None") for name in ("dp_sgd", "fed_avg", "local_noise_filter") for kind in kinds]
     expected += [("sgd", kind, role) for kind in kinds for role in ("negative", "positive")]
+    # An attack that reads remainders has a negative control with noise, too.
+    expected += [("dp_sgd", kind, "negative") for kind in kinds]
     assert found == sorted([*expected, ("sgd", "utility", "public_only")])
     assert {job.subject for job in cells} == {"federation"}
 
 
-def test_attacks_on_more_than_the_final_model_are_skipped_with_a_sentence(suite_of):
+def test_attacks_on_what_federated_runs_do_not_offer_are_skipped_with_a_sentence(suite_of):
     reasons = {cell.request.attack.name: cell.skip for cell in plan(suite_of(SUITE)).skipped if cell.request.attack}
     assert reasons == {
-        "likelihood_ratio": "likelihood_ratio needs ALL_STEPS access, and federated runs offer the final model alone",
+        "one_step_likelihood_ratio": "one_step_likelihood_ratio needs the release of a single step, and a message is "
+        "the sum of several; set local_steps = 1",
         "lira": "lira needs shadow models, and none are trained by clients",
     }
+
+
+def test_only_attacks_that_read_remainders_add_a_control_with_noise(suite_of):
+    def negative(attack):
+        cells = plan(suite_of(SUITE.replace("one_step_likelihood_ratio", attack))).cells
+        return {cell.request.defense.name for cell in cells if cell.request.control == "negative"}
+
+    assert negative("message_likelihood") == {"sgd", "dp_sgd"} and negative("loss_trace") == {"sgd"}
+
+
+def test_the_attacked_client_decides_ids_and_the_worst_moves_none(suite_of):
+    def ids(table):
+        return [cell.id for cell in plan(suite_of(SUITE.replace("participation = 0.7", table))).cells]
+
+    assert ids("participation = 0.7") == ids('participation = 0.7, attacked = "worst"')
+    assert {*ids("participation = 0.7")}.isdisjoint(ids("participation = 0.7, attacked = 1"))
 
 
 def test_without_attacks_public_only_is_the_one_control(suite_of):

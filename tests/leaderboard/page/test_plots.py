@@ -248,3 +248,20 @@ def test_negative_controls_are_in_no_plot(record, metric):
 def test_a_row_without_accuracy_is_left_out_with_its_reason(record):
     figure = figures_of(record("utility"), record(), record(defense="dpdr"))["Utility against leakage"]
     assert "Not shown: dpdr, no utility record." in figure.caption
+
+
+def test_public_data_alone_is_a_line_where_epsilon_has_no_zero(record, metric, claim):
+    records = [
+        record("utility", defense="fed_avg", metrics={"accuracy": metric(0.6, 0.02, better="higher")}),
+        record(
+            "utility", defense="sgd", control="public_only", claim=claim(0.0),
+            metrics={"accuracy": metric(0.952, 0.01, better="higher")},
+        ),
+    ]  # fmt: skip
+    board = Board.from_records(records)
+    style = styles({row.method: row.defense.name for row in board.rows})
+    figure = figures(board.rows, style, "s1")[0]
+    assert figure.specification is not None and [point["series"] for point in rows(figure.specification)] == ["fed_avg"]
+    lines = [layer["data"]["values"][0] for layer in figure.specification["layer"] if "values" in layer.get("data", {})]
+    assert {line["y"] for line in lines} == {0.952}
+    assert not any("Not shown" in sentence for sentence in figure.caption)

@@ -1,0 +1,87 @@
+"""Sentence on public data alone: a cell is above, below or undecided by the records' intervals, seed by seed."""
+
+import pytest
+
+from leakbench.leaderboard.board.public_only import public_comparisons, public_sentences
+from leakbench.leaderboard.board.rows import rows_from
+from leakbench.leaderboard.board.table import Board
+
+
+@pytest.fixture
+def accuracies(record, metric, claim):
+    """Records of a defense: an accuracy and half an interval for each seed."""
+
+    def make(defense, values, half=0.02, epsilon=3.0, **fields):
+        return [
+            record(
+                "utility", defense=defense, seed=seed, claim=claim(epsilon, unit=fields.pop("unit", "record")),
+                metrics={"accuracy": metric(value, half, better="higher")}, **fields,
+            )
+            for seed, value in enumerate(values)
+        ]  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def public(accuracies):
+    """Public data alone, with two seeds."""
+    return accuracies("sgd", [0.9, 0.8], epsilon=0.0, control="public_only")
+
+
+def verdicts(records):
+    (comparison,) = public_comparisons(rows_from(records))
+    return {row.defense.name: place for row, place in comparison.verdicts}
+
+
+def test_a_cell_is_placed_if_the_intervals_are_disjoint_in_every_seed(accuracies, public):
+    records = [
+        *public,
+        *accuracies("fed_avg", [0.85, 0.7]),
+        *accuracies("moon", [0.85, 0.77]),  # intervals of seed 1 meet
+        *accuracies("scaffold", [0.95, 0.85]),
+        *accuracies("fed_prox", [0.95, 0.7]),  # above in one seed, below in the other
+    ]
+    assert verdicts(records) == {"fed_avg": "above", "moon": "untold", "scaffold": "below", "fed_prox": "untold"}
+    (sentence,) = public_sentences(rows_from(records))
+    assert "has accuracy 0.850 " in sentence and "above 1 of 4 cells that prove an epsilon" in sentence
+    assert "Above it: scaffold. Not decided: fed_prox, moon." in sentence
+
+
+def test_seeds_are_paired_so_a_hard_seed_is_hard_for_both(accuracies, public):
+    # The mean of public data alone, 0.85, lies within the interval of seed 0 below.
+    assert verdicts([*public, *accuracies("fed_avg", [0.84, 0.75])]) == {"fed_avg": "above"}
+
+
+def test_only_seeds_that_both_have_are_compared(accuracies, public):
+    assert verdicts([*public[:1], *accuracies("fed_avg", [0.85, 0.99])]) == {"fed_avg": "above"}
+    lone = [record for record in accuracies("moon", [0.5, 0.5]) if record.seed == 1]
+    (sentence,) = public_sentences(rows_from([*public[:1], *accuracies("fed_avg", [0.85]), *lone]))
+    assert "every cell" in sentence and sentence.endswith("Without a common seed: moon.")
+
+
+def test_cells_without_a_proof_and_those_of_other_suites_are_left_out(accuracies, public):
+    records = [
+        *public,
+        *accuracies("fed_avg", [0.5, 0.5]),
+        *accuracies("percentile_filter", [0.99, 0.99], epsilon=None),
+        *accuracies("sgd", [0.99, 0.99], control="positive"),
+        *accuracies("moon", [0.99, 0.99], suite="other"),
+    ]
+    assert verdicts(records) == {"fed_avg": "above"}
+
+
+def test_cells_of_both_units_are_compared_and_the_sentence_says_so(accuracies, public):
+    record_unit, client_unit = accuracies("fed_avg", [0.5]), accuracies("dp_fed_avg", [0.5], unit="client")
+    assert "either privacy unit" not in public_sentences(rows_from([*public, *record_unit]))[0]
+    records = [*public, *record_unit, *client_unit]
+    assert set(verdicts(records)) == {"fed_avg", "dp_fed_avg"}
+    assert "of either privacy unit" in public_sentences(rows_from(records))[0]
+
+
+def test_boards_in_text_have_the_sentence_and_none_without_the_control(accuracies, public):
+    defended = accuracies("fed_avg", [0.85, 0.7])
+    text = Board.from_records([*public, *defended]).to_markdown()
+    assert "above every cell that proves an epsilon" in text
+    assert public_sentences(rows_from(defended)) == [] and public_sentences(rows_from(public)) == []
+    assert "public_only" not in Board.from_records(defended).to_markdown()
