@@ -16,7 +16,7 @@ from leakbench.leaderboard.records.record import Record, read_all
 
 METRICS = ("accuracy", "relative_drift", "bytes_up", "bytes_down", "epsilon_worst")
 """Metrics that claims and tables read, of the kinds `utility`, `rounds` and `federation`."""
-_CHOSEN = ("clip_norm", "mu")
+_CHOSEN = ("lr", "clip_norm", "mu")
 
 
 @dataclass
@@ -153,8 +153,8 @@ def _add(setting: SuiteResults, record: Record, task: Mapping[str, Any]) -> None
                 "got two; leave one out, or give every value of a grid a run of its own"
             )
         cells.values[metric][seed] = value
-    own = {key: value for key in _CHOSEN if isinstance(value := record.defense.settings.get(key), int | float)}
-    cells.settings[seed] = {"lr": task["lr"]} | own
+    own = {"lr": task["lr"], **record.defense.settings}
+    cells.settings[seed] = {key: float(own[key]) for key in _CHOSEN if isinstance(own.get(key), int | float)}
     cells.tuned = cells.tuned and "tuned_on_public" in record.flags
     figures = [figure.value for figure in record.reported if figure.metric == "accuracy"]
     cells.reported = figures[0] if figures else cells.reported

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def difference(mean, spread=0.01, n=5):
     return PairedDifference(name="a - b", differences=dict(enumerate(mean + steps)))
 
 
-def results(split="iid", noises=(4.0, 10.0), public=0.95, **accuracies):
+def results(accuracies, *, split="iid", noises=(4.0, 10.0), public=0.95):
     """A setting in which a method has these accuracies, one a noise multiplier, with other jitter in every method."""
     task = {"data": "toy", "private": 100, "federated": {"split": split, "clients": 4, "rounds": 2, "local_steps": 3}}
     setting = SuiteResults("toy", task, public_only=dict.fromkeys(SEEDS, public))
@@ -47,7 +48,7 @@ def verdicts(setting):
 def test_interval_and_p_value_are_those_of_the_t_test():
     values = np.random.default_rng(3).normal(0.02, 0.03, 6)
     own = PairedDifference(name="", differences=dict(enumerate(values)))
-    test = stats.ttest_1samp(values, 0.0)
+    test: Any = stats.ttest_1samp(values, 0.0)
     assert own.p == pytest.approx(test.pvalue)
     assert own.interval == pytest.approx(tuple(test.confidence_interval(0.95)))
 
@@ -109,32 +110,31 @@ AHEAD = {
 
 
 def test_records_on_which_every_claim_holds_or_fails():
-    told = verdicts(results(public=0.6, **AHEAD))
+    told = verdicts(results(AHEAD, public=0.6))
     assert {claim: told[claim] for claim in ("T1", "T2", "T3", "T9", "T10")} == dict.fromkeys(
         ("T1", "T2", "T3", "T9", "T10"), "holds"
     )
     assert told["T8"] == "n/a" and "T4" not in told
     behind = {name: (1 - weak, 1 - strong) for name, (weak, strong) in AHEAD.items()}
-    told = verdicts(results(public=0.99, **behind))
+    told = verdicts(results(behind, public=0.99))
     assert {told[claim] for claim in ("T1", "T2", "T3", "T9", "T10")} == {"does not hold"}
 
 
 def test_a_difference_within_the_spread_of_seeds_cannot_be_told():
-    told = verdicts(results(**AHEAD | {"fed_pdp": (0.8, 0.7)}))
+    told = verdicts(results(AHEAD | {"fed_pdp": (0.8, 0.7)}))
     assert told["T2"] == told["T3"] == "cannot be told"
     assert told["T1"] == "holds"
 
 
 def test_an_equal_loss_at_another_level_is_no_smaller_loss():
     """T3 is about the difference of differences: methods that are far behind may lose as little."""
-    told = verdicts(results(**{name: (weak, weak - 0.1) for name, (weak, _) in AHEAD.items()}))
+    told = verdicts(results({name: (weak, weak - 0.1) for name, (weak, _) in AHEAD.items()}))
     assert told["T1"] == "holds" and told["T3"] == "cannot be told"
 
 
 def test_clients_that_are_unlike_have_claims_of_their_own():
-    setting = results(
-        split="class", noises=(0.0, 4.0), fed_pcdp=(0.5, 0.4), fed_avg=(0.4, 0.3), moon=(0.45, 0.2), scaffold=(0.1, 0.1)
-    )
+    accuracies = {"fed_pcdp": (0.5, 0.4), "fed_avg": (0.4, 0.3), "moon": (0.45, 0.2), "scaffold": (0.1, 0.1)}
+    setting = results(accuracies, split="class", noises=(0.0, 4.0))
     for name, drift in (("fed_avg", 3.0), ("fed_pcdp", 2.0)):
         values = {seed: drift + JITTER[seed] * len(name) for seed in SEEDS}
         setting.methods[0.0, name].values["relative_drift"] = values
@@ -151,12 +151,24 @@ def test_clients_that_are_unlike_have_claims_of_their_own():
 
 def test_a_verdict_without_some_methods_names_them():
     some = {name: values for name, values in AHEAD.items() if name != "fed_lrs"}
-    (first,) = [result for result in by_records(results(**some)) if result.claim == "T1"]
+    (first,) = [result for result in by_records(results(some)) if result.claim == "T1"]
     assert first.verdict == "holds"
     assert first.remarks == ("not measured: fed_pcdp - fed_lrs, noise 4; fed_pcdp - fed_lrs, noise 10",)
 
 
-def record(name, seed, accuracy, *, noise=4.0, kind="utility", control=None, flags=(), rounds=2, **more):
+def record(
+    name: str,
+    seed: int,
+    accuracy: float,
+    *,
+    noise: float | None = 4.0,
+    kind: str = "utility",
+    control: str | None = None,
+    flags: tuple[str, ...] = (),
+    rounds: int = 2,
+    settings: Any = None,
+) -> Record:
+    """A record of a toy federation, by name and seed."""
     clients = {"clients": 4, "split": "iid", "rounds": rounds, "local_steps": 3}
     task = {"data": "digits", "model": "mlp", "private": 100, "batch": 5, "lr": 0.5, "federated": clients}
     digest = hashlib.sha256(repr((name, seed, noise, kind, control, rounds)).encode()).hexdigest()[:16]
@@ -170,7 +182,7 @@ def record(name, seed, accuracy, *, noise=4.0, kind="utility", control=None, fla
             "suite_digest": "d",
             "kind": kind,
             "control": control,
-            "defense": MethodUsed(name=name, settings=more.get("settings", {"clip_norm": 1.0})),
+            "defense": MethodUsed(name=name, settings=settings or {"clip_norm": 1.0}),
             "task": task | {"trained_on": 100, "steps": 6, "sampling": "poisson", "sample_rate": 0.2},
             "budget": {"delta": 1e-5} if noise is None else {"noise_multiplier": noise, "delta": 1e-5},
             "claim": RecordedClaim(
@@ -230,7 +242,7 @@ def test_the_command_writes_verdicts_with_public_only_beside_them(tmp_path):
 
 
 def test_fewer_seeds_than_specified_are_marked():
-    setting = results(**AHEAD)
+    setting = results(AHEAD)
     for cells in setting.methods.values():
         cells.values["accuracy"] = {seed: value for seed, value in cells.of("accuracy").items() if seed < 3}
     text = markdown(by_records(setting), [setting])
