@@ -90,7 +90,7 @@ def _moves(name: str, clients: int, members: int, first: int) -> Tensor:
             lr=0.3,
             seed=0,
             key=key,
-            schedule=RoundSchedule(tuple(tuple(members) for members in rounds)),
+            schedule=RoundSchedule(tuple(tuple(chosen) for chosen in rounds)),
             keep_messages=True,
         )
         moves.append(Layout.of(run.model).read(run.model) - run.rounds[-1].parameters)
