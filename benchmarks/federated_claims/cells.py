@@ -7,8 +7,11 @@ several folders. Clip norm and learning rate may differ between methods and seed
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from leakbench.leaderboard.records.record import Record, read_all
 
 METRICS = ("accuracy", "relative_drift", "bytes_up", "bytes_down", "epsilon_worst")
 """Metrics that claims and tables read, of the kinds `utility`, `rounds` and `federation`."""
+_OF_PAPER = {"mnist": "fed_mnist.toml", "fashion_mnist": "fed_fmnist.toml"}
+"""Data -> suite whose `reported` rows are the paper's i.i.d. table."""
 _CHOSEN = ("lr", "clip_norm", "mu")
 
 
@@ -27,7 +32,7 @@ class MethodCells:
         values: metric -> seed -> value.
         settings: seed -> learning rate and settings that a search may have chosen.
         tuned: whether all of its settings were chosen on public data.
-        reported: a paper's accuracy; None for none.
+        reported: the paper's accuracy at this noise multiplier, whatever the other settings; None for none.
     """
 
     values: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -156,5 +161,15 @@ def _add(setting: SuiteResults, record: Record, task: Mapping[str, Any]) -> None
     own = {"lr": task["lr"], **record.defense.settings}
     cells.settings[seed] = {key: float(own[key]) for key in _CHOSEN if isinstance(own.get(key), int | float)}
     cells.tuned = cells.tuned and "tuned_on_public" in record.flags
-    figures = [figure.value for figure in record.reported if figure.metric == "accuracy"]
-    cells.reported = figures[0] if figures else cells.reported
+    if setting.split == "iid":
+        cells.reported = reported(task["data"]).get((name, noise))
+
+
+@cache
+def reported(data: str) -> dict[tuple[str, float], float]:
+    """Returns the accuracies of the paper's i.i.d. table, by method and noise multiplier; empty for other data."""
+    if data not in _OF_PAPER:
+        return {}
+    # Not from records, which have no reported figure where any setting of a suite was changed.
+    text = resources.files("leakbench.benchmarks.suites").joinpath(_OF_PAPER[data]).read_text(encoding="utf-8")
+    return {(row["defense"], row["noise_multiplier"]): row["value"] for row in tomllib.loads(text)["reported"]}

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from leakbench.benchmarks.federated_claims import __main__ as command_line
 from leakbench.benchmarks.federated_claims import direct
-from leakbench.benchmarks.federated_claims.cells import MethodCells, SuiteResults, settings_of
+from leakbench.benchmarks.federated_claims.cells import MethodCells, SuiteResults, reported, settings_of
 from leakbench.benchmarks.federated_claims.claims import CLAIMS, by_records
 from leakbench.benchmarks.federated_claims.comparisons import PairedDifference, holm, paired, verdict_on
 from leakbench.benchmarks.federated_claims.document import markdown
@@ -217,6 +217,12 @@ def test_records_become_the_cells_that_they_are_of():
     assert setting.public_only == dict.fromkeys(SEEDS, 0.95)
     assert setting.methods[4.0, "fed_lrs"].tuned
     assert setting.methods[4.0, "fed_lrs"].settings[1] == {"lr": 0.5, "clip_norm": 1.0}
+
+
+def test_the_papers_figures_stand_beside_its_data_alone():
+    figures = reported("mnist")
+    assert len(figures) == len(reported("fashion_mnist")) == 20 and reported("digits") == {}
+    assert (figures["fed_pcdp", 10.0], figures["fed_avg", 4.0]) == (0.8365, 0.8470)
 
 
 def test_other_rounds_are_another_setting_and_a_grid_of_one_method_is_refused():
