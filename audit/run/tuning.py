@@ -4,6 +4,7 @@ The public pool is divided into training examples (as many as private ones, unde
 examples on which accuracy is measured, and a rest for methods that read public data. The pool must be the same under
 every seed of the suite, so that it holds no member under any of them: the choice then costs no privacy, and the same
 values serve all seeds. Every point of a grid is an artifact; a run over existing results computes the missing ones.
+Trials of federated suites train public clients (`federated_tuning.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from leakbench.attacks.core import Examples
+from leakbench.benchmarks.core import Splits
 from leakbench.defenses.core import keyed, train
 from leakbench.leaderboard.records.files import sweep
 from leakbench.leaderboard.records.record import Provenance
@@ -24,6 +28,7 @@ from leakbench.leaderboard.records.record import Provenance
 from ..plan.artifact import Artifact
 from ..plan.build import defend, load_splits, planned, reads_public, recipe_of
 from ..plan.expand import budgets_of, requested_defense
+from ..plan.federation import cannot_federate
 from ..plan.pretrain import starting_model
 from ..plan.request import Budget, SeedSet, TrainingRequest, digest_of, seed_of_data
 from ..plan.splits_cache import load_data
@@ -35,6 +40,7 @@ from ..suite.task import Task, Training
 from ..targets.observe import logits_of
 from .artifacts import compute_artifact, origin_of, read_computed, read_kept, write_document
 from .executors.local import Local
+from .federated_tuning import check_trial, trained_by_clients, trial_of
 from .graph import Graph
 from .placement import device_of
 from .progress import Report
@@ -73,10 +79,14 @@ def tune(
     grids = [
         (choice, budget, points)
         for choice in suite.defense_grid()
+        if not cannot_federate(suite, choice)
         for budget in budgets_of(suite, choice)
         if (points := _points(suite, choice, budget))
     ]
     _check_public(suite)
+    for _, _, points in grids if suite.federated is not None else ():
+        for point in points:
+            _check_trial(suite, point)
     results = _tried([point for _, _, grid in grids for point in grid], directory, device, jobs, report, recompute)
     tuned = suite
     for choice, budget, grid in grids:
@@ -158,7 +168,9 @@ def _point(
         budget=Budget(**_budget_of(suite, budget)),
         control=None,
         seed=tune.seed,
-        training=_on_public(task).model_copy(update={"epochs": tune.epochs or task.epochs}),
+        training=_on_public(task).model_copy(
+            update={"epochs": tune.epochs or task.epochs, "federated": suite.federated}
+        ),
     )
     request = {
         "suite": suite.name,
@@ -170,6 +182,8 @@ def _point(
         "control": None,
         "validation": tune.validation,
         "tried": tried,
+        # Absent in central points, whose names are hashes of this.
+        **({} if suite.federated is None else {"trial": trial_of(tune, suite.federated)}),
     }
     numbers = {key: format(value, "g") for key, value in tried.items() if isinstance(value, int | float)}
     values = ", ".join(f"{key} {value}" for key, value in (tried | numbers).items())
@@ -216,13 +230,27 @@ def _check_public(suite: Suite) -> None:
                 f"{suite.task.data!r} with seed {seed} hold members of seed {suite.tune.seed}; "
                 f"take one seed, the same for seeds and tune.seed"
             )
-    needed, available = len(splits.private) + suite.tune.validation, len(splits.public)
+    trained_on = suite.tune.trial_examples or len(splits.private)
+    needed, available = trained_on + suite.tune.validation, len(splits.public)
     if needed >= available:
+        lower = "task.private" if suite.federated is None else "tune.trial_examples"
         raise SuiteError(
             f"{suite.source}: tune: must leave public examples for methods that read some, got {available} of which "
-            f"{len(splits.private)} are trained on and {suite.tune.validation} judge; "
-            "raise task.public, or lower tune.validation or task.private"
+            f"{trained_on} are trained on and {suite.tune.validation} judge; "
+            f"raise task.public, or lower tune.validation or {lower}"
         )
+
+
+def _check_trial(suite: Suite, point: Artifact) -> None:
+    """Refuses public clients that cannot take the steps of private ones."""
+    request = point.training
+    if suite.tune is None or request is None:
+        return
+    examples = len(load_data(suite.task.data, suite.tune.seed, _on_public(suite.task).sizes).private)
+    try:
+        check_trial(request, point.request["trial"], examples)
+    except ValueError as error:
+        raise SuiteError(f"{suite.source}: tune: {error}") from None
 
 
 def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -233,29 +261,46 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
         content: the point's own request, from which its seeds follow.
         device: device of the computation.
     """
-    task = request.training
     splits = load_splits(request, device)
     public = examples_of(splits.public, device)
     # Seeded by the data alone: all points are compared on the same examples.
     generator = keyed(seed_of_data(splits.digest, "tuning"))
     order = torch.randperm(len(public), generator=generator)
-    sizes = [len(splits.private), content["validation"]]
+    trained_on = content.get("trial", {}).get("examples") or len(splits.private)
+    sizes = [trained_on, content["validation"]]
     own, judges, public_rest = (pick(public, part) for part in order.split([*sizes, len(public) - sum(sizes)]))
+    seeds = SeedSet.of(content, request.seed)
+    if request.training.federated is None:
+        model = _trained(request, splits, own, public_rest, seeds)
+    else:
+        model = trained_by_clients(request, content["trial"], splits, own, public_rest, seeds)
+    accuracy = score_utility(logits_of(model, judges.inputs), judges.labels)["accuracy"]
+    measured = {"accuracy": accuracy.value, "low": accuracy.low, "high": accuracy.high, "n": accuracy.n}
+    return content["tried"] | measured
+
+
+def _trained(request: TrainingRequest, splits: Splits, own: Examples, rest: Examples, seeds: SeedSet) -> nn.Module:
+    """Returns the model of a central trial.
+
+    Args:
+        request: the training.
+        splits: of its data.
+        own: public examples that are trained on.
+        rest: public examples that the method may read.
+        seeds: of the trial. Seeded even for a run with secure noise, because it holds no private data.
+    """
+    task = request.training
     sampling, steps = planned(request, len(own))
-    run = train(
+    return train(
         # From the remaining public examples: training and validation examples must be new to the model.
-        starting_model(request, splits, public_rest),
+        starting_model(request, splits, rest),
         (own.inputs, own.labels),
         defend(request, len(own))[0],
         sampling=sampling,
         steps=steps,
         lr=task.lr,
-        public=(public_rest.inputs, public_rest.labels) if reads_public(request.defense) else None,
-        # Seeded even for a run with secure noise, because it holds no private data.
-        **SeedSet.of(content, request.seed).arguments(),
+        public=(rest.inputs, rest.labels) if reads_public(request.defense) else None,
+        **seeds.arguments(),
         recipe=recipe_of(task, splits),
-        execution=task.execution(device),
-    )
-    accuracy = score_utility(logits_of(run.model, judges.inputs), judges.labels)["accuracy"]
-    measured = {"accuracy": accuracy.value, "low": accuracy.low, "high": accuracy.high, "n": accuracy.n}
-    return content["tried"] | measured
+        execution=task.execution(own.inputs.device),
+    ).model

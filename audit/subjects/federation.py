@@ -60,6 +60,8 @@ class FederatedModel:
         flags = [*answer.flags, *_diverged(run.model)]
         if model.method[1]:
             flags.append("noise_matched")
+        if model.request.training.tuning_digest:
+            flags.append("tuned_on_public")
         if run.public_used and model.splits.in_distribution_public:
             flags.append("public_in_distribution")
         # By the executed plans of every client. The noise itself is not measured here.

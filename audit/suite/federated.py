@@ -134,16 +134,18 @@ def wrong_federated(raw: Mapping[str, Any]) -> list[tuple[str, str]]:
     if raw.get("federated") is None:
         wrong = [("task.epochs", "is missing")] if task and "epochs" not in task else []
         alone = "must go with a [federated] table, and this suite has none"
-        return wrong + ([("public_only", alone)] if "public_only" in raw else [])
+        keys = (["public_only"] if "public_only" in raw else []) + _tuned(raw, _OF_TRIALS)
+        return wrong + [(key, alone) for key in keys]
     wrong = []
     if "epochs" in task:
         wrong.append(("task.epochs", "must be absent with [federated], whose rounds and local steps decide the length"))
     elsewhere = "is for central training: must be absent with [federated]"
-    wrong += [("tune", elsewhere)] if "tune" in raw else []
     wrong += _wrong_share(raw.get("share"))
     if "share" in raw and isinstance(raw["federated"], dict) and raw["federated"].get("aggregation") == "sum":
         wrong.append(("share", "must be absent with aggregation = 'sum', under which no message of a client is seen"))
     wrong += [(f"task.{key}", elsewhere) for key in _CENTRAL if key in task]
+    instead = "must be absent with [federated], whose trials have trial_rounds"
+    wrong += [(key, instead if key == "tune.epochs" else elsewhere) for key in _tuned(raw, _NOT_TUNED)]
     if task.get("sampling") in _NOT_OF_CLIENTS:
         wrong.append(("task.sampling", f"{elsewhere}, got '{task['sampling']}'; take poisson"))
     entries = raw.get("defense")
@@ -166,5 +168,13 @@ def _wrong_share(share: Any) -> list[tuple[str, str]]:
     return wrong
 
 
+def _tuned(raw: Mapping[str, Any], keys: tuple[str, ...]) -> list[str]:
+    """Returns the paths of these keys that the document's `tune` table has."""
+    table = raw.get("tune")
+    return [f"tune.{key}" for key in keys if key in table] if isinstance(table, dict) else []
+
+
 _CENTRAL = ("average", "statistics", "pretrain", "canaries")
+_NOT_TUNED = ("epochs", "release_noise", *_CENTRAL)
+_OF_TRIALS = ("trial_rounds", "trial_examples")
 _NOT_OF_CLIENTS = ("truncated_poisson", "cyclic")

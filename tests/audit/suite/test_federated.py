@@ -89,8 +89,14 @@ def test_a_table_of_clients_is_the_federation_that_it_says():
         ),
         (
             "defense = [{ name",
-            "tune = { validation = 5, lr = [0.1, 0.2] }\ndefense = [{ name",
-            "tune: is for central training: must be absent with [federated]",
+            "tune = { validation = 5, epochs = 2, average = [0.9] }\ndefense = [{ name",
+            "tune.epochs: must be absent with [federated], whose trials have trial_rounds\n"
+            "tune.average: is for central training: must be absent with [federated]",
+        ),
+        (
+            "federated = { clients = 3, rounds = 2, local_steps = 2 }",
+            "tune = { validation = 5, trial_rounds = 2, lr = [0.1, 0.2] }",
+            "task.epochs: is missing\ntune.trial_rounds: must go with a [federated] table, and this suite has none",
         ),
         (
             "federated = { clients = 3, rounds = 2, local_steps = 2 }",
