@@ -91,8 +91,8 @@ class TuneTable(StrictTable):
     validation: Count
     """Number of public examples for validation; others, as many as there are private examples, are trained on."""
     trial_examples: Count | None = None
-    """With clients: public examples that are trained on, divided as the private ones are, at the batch and the noise per
-    step of the private run; as many as private ones if absent."""
+    """With clients: public examples that are trained on, divided as the private ones are, at the batch and the noise
+    per step of the private run; as many as private ones if absent."""
     trial_rounds: Count | None = None
     """With clients: rounds of each trial; those of the private run if absent."""
     epsilon: Rate | None = None
