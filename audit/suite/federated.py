@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from leakbench.defenses.core import Federation
 
@@ -52,9 +52,14 @@ class FederatedTable(StrictTable):
     """Privacy unit of central defenses: the clients' local steps, or the server's average of their updates."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Chance of a scheduled client to be lost in a round, after some of its local steps."""
-    attacked: Literal["worst"] | Annotated[int, Field(ge=0)] = "worst"
-    """Client whose records are attacked by its messages and local steps: a number, or the client with the largest
-    claimed epsilon, of equals the first."""
+    attacked: Literal["worst"] | Annotated[int, Field(ge=0)] | None = None
+    """Client whose records are attacked by its messages and local steps: a number, or the "worst", the client with the
+    largest claimed epsilon, of equals the first. None for the worst, so that ids do not depend on naming it."""
+
+    @field_validator("attacked")
+    @classmethod
+    def _unnamed_worst(cls, attacked: Literal["worst"] | int | None) -> int | None:
+        return None if attacked == "worst" else attacked
 
     @model_validator(mode="after")
     def _consistent(self) -> FederatedTable:
@@ -64,7 +69,7 @@ class FederatedTable(StrictTable):
         for key, split in _OF_SPLIT.items():
             if getattr(self, key) is not None and self.split != split:
                 raise ValueError(f"{key} must go with split = '{split}', got '{self.split}'")
-        if self.attacked != "worst" and self.attacked >= self.clients:
+        if isinstance(self.attacked, int) and self.attacked >= self.clients:
             raise ValueError(f"attacked must be a client's number below {self.clients}, got {self.attacked}")
         return self
 
