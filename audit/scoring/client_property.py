@@ -62,7 +62,7 @@ def score_client_property(columns: dict[str, Any]) -> dict[str, Metric]:
 
 
 def _right(fractions: np.ndarray, named: int) -> np.ndarray:
-    """Returns which classes count as right if this many are named: fractions, and among the largest, ties included."""
+    """Returns which classes count as right if this many are named: those held, and among the largest, ties included."""
     larger = (fractions[None, :] > fractions[:, None]).sum(axis=1)
     return (fractions > 0) & (larger < named)
 

@@ -134,7 +134,7 @@ class ClientsRun(TrainingData):
             NotApplicable: that client takes part in no round.
         """
         chosen, sizes = clients_of(self.request).attacked, self.public_sizes
-        if chosen == "worst":
+        if not isinstance(chosen, int):
             delta, (method, _) = self.request.budget.delta, self.method
             run: dict[str, Any] = {"federation": self.federation, "sampling": self.sampling[0]}
             ledgers = predict_federated(method, sizes, schedule=self.schedule, **run)

@@ -52,9 +52,14 @@ class FederatedTable(StrictTable):
     """Privacy unit of central defenses: the clients' local steps, or the server's average of their updates."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Chance of a scheduled client to be lost in a round, after some of its local steps."""
-    attacked: Literal["worst"] | Annotated[int, Field(ge=0)] = "worst"
-    """Client whose records are attacked by its messages and local steps: a number, or the client with the largest
-    claimed epsilon, of equals the first."""
+    attacked: Literal["worst"] | Annotated[int, Field(ge=0)] | None = None
+    """Client whose records are attacked by its messages and local steps: a number, or the "worst", the client with the
+    largest claimed epsilon, of equals the first. None for the worst, so that ids do not depend on naming it."""
+
+    @field_validator("attacked")
+    @classmethod
+    def _unnamed_worst(cls, attacked: Literal["worst"] | int | None) -> int | None:
+        return None if attacked == "worst" else attacked
 
     aggregation: Literal["messages", "sum"] | None = None
     """The server's view of a round: every message, if absent, or by secure aggregation their sum alone."""
@@ -80,7 +85,7 @@ class FederatedTable(StrictTable):
         for key in ("least_honest", "colluders"):
             if getattr(self, key) is not None and self.aggregation is None:
                 raise ValueError(f"{key} must go with aggregation = 'sum', got 'messages'")
-        if self.attacked != "worst" and self.attacked >= self.clients:
+        if isinstance(self.attacked, int) and self.attacked >= self.clients:
             raise ValueError(f"attacked must be a client's number below {self.clients}, got {self.attacked}")
         return self
 
