@@ -147,7 +147,7 @@ def simulate_message(
         The server's view, the ground truth, and the ledger.
 
     Raises:
-        ValueError: as `federate`; a model with dropout; a recipe or plans that no server can simulate (`why_no_message`).
+        ValueError: as `federate`; a model with dropout; a recipe or plans that no server can simulate.
         NotApplicable: a prior for a message from which the other records cannot be subtracted.
     """
     recipe = recipe or Recipe(loss=public_knowledge.loss)
