@@ -99,7 +99,11 @@ def compared_methods() -> dict[str, str]:
             continue
         attack = getattr(module, name)
         source = "the final model" if attack.requires.access.name in ON_MODELS else "updates"
-        titles = {"membership": f"membership from {source}", "reconstruction": "inputs from an update"}
+        titles = {
+            "membership": f"membership from {source}",
+            "reconstruction": "inputs from an update",
+            "client_property": "classes of a client from its messages",
+        }
         if attack.kind != "canaries":
             rows.setdefault(titles.get(attack.kind, f"{attack.kind} from an update"), []).append(name)
     cells = {title: f"{len(names)}: {', '.join(f'`{name}`' for name in names)}" for title, names in rows.items()}
