@@ -169,9 +169,9 @@ def _add(setting: SuiteResults, record: Record, task: Mapping[str, Any]) -> None
     if record.control == "public_only":
         setting.control = _same(setting.control, _fixed(record, task), f"public_only in {setting.suite}")
         accuracy = record.metrics["accuracy"].value if "accuracy" in record.metrics else None
-        if accuracy is not None:
+        # Runs of single noise multipliers each have the control, which is the same in all of them.
+        if accuracy is not None and setting.public_only.setdefault(seed, accuracy) != accuracy:
             _refuse_second(setting.public_only, seed, f"public_only in {setting.suite}")
-            setting.public_only[seed] = accuracy
         return
     if noise is None or record.control is not None:
         return  # controls, and methods with noise of their own, are in no claim

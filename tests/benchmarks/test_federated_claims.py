@@ -259,7 +259,7 @@ def test_fewer_seeds_than_specified_are_marked():
 
 
 def test_a_private_best_that_is_noisy_is_not_called_worse_than_public_data():
-    """T10: the method with the largest mean of a sample may be a steady one that is worse, beside a noisy better one."""
+    """T10: the method with the largest mean of a sample may be steady and worse, beside a noisy better one."""
     draw, wrong = np.random.default_rng(0), 0
     for _ in range(200):
         setting = results({"fed_pcdp": (0.0,), "fed_avg": (0.0,), "pfa": (0.0,)}, noises=(4.0,), public=0.5)
@@ -319,6 +319,12 @@ def test_results_that_are_no_pairs_are_refused(first, second, words):
     other = {"name": name, "seed": seed} | settings | second
     with pytest.raises(ValueError, match=words):
         settings_of([record(name, seed, 0.5, **settings), record(accuracy=0.6, **other)])
+
+
+def test_the_same_control_in_two_folders_is_one():
+    twice = [record("sgd", 0, 0.9, noise=None, control="public_only") for _ in range(2)]
+    (setting,) = settings_of(twice)
+    assert setting.public_only == {0: 0.9}
 
 
 def test_seeds_that_are_left_out_are_named_and_the_verdict_says_so():
