@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from leakbench.attacks.core import Examples
-from leakbench.benchmarks.core import Splits, client_splits
+from leakbench.benchmarks.core import Split, Splits
 from leakbench.defenses.core import Federated, Federation, Sampling, federate
 
 from ..plan.build import recipe_of
-from ..plan.federation import clients_of, defend_federated, federation_of, schedule_of
+from ..plan.federation import clients_of, defend_federated, divided, federation_of, schedule_of
 from ..plan.pretrain import starting_model
 from ..plan.request import SeedSet, TrainingRequest, seed_of_data
 from ..suite.federated import FederatedTable
@@ -37,18 +37,20 @@ def trial_of(tune: TuneTable, clients: FederatedTable) -> dict[str, int | None]:
     return {"examples": tune.trial_examples, "rounds": tune.trial_rounds or clients.rounds}
 
 
-def check_trial(request: TrainingRequest, trial: dict[str, Any], private: int) -> None:
+def check_trial(request: TrainingRequest, trial: dict[str, Any], private: int, own: Split) -> None:
     """Refuses public clients that cannot take the steps of private ones.
 
     Args:
         request: of the trial.
         trial: from `trial_of`.
         private: number of private examples.
+        own: public examples of the clients.
 
     Raises:
-        ValueError: a public client has fewer examples than a batch, or the sampler needs another number of them.
+        ValueError: the examples cannot be divided as private ones are, a client of average size has fewer than a batch,
+            or the sampler needs another number of them.
     """
-    examples = trial["examples"] or private
+    examples = len(own)
     clients, task = clients_of(request).clients, request.training
     if task.sampling == "full" and examples != private:
         raise ValueError(
@@ -60,8 +62,12 @@ def check_trial(request: TrainingRequest, trial: dict[str, Any], private: int) -
             f"trial_examples must be at least {clients} clients x {task.batch}, a batch of the private run, so that a "
             f"step has the same noise, got {examples}; raise it, or lower task.batch"
         )
+    try:
+        parts = divided(request, own.ids, own.labels)
+    except ValueError as error:
+        raise ValueError(f"trial_examples must be enough for the division of the private run: {error}") from None
     federation, sampling = _shape(request, trial, examples, private)
-    federation.samplings(sampling, _sizes(examples, clients))
+    federation.samplings(sampling, [len(part) for part in parts])
 
 
 def trained_by_clients(
@@ -77,9 +83,9 @@ def trained_by_clients(
         rest: public examples that the method may read.
         seeds: of the trial. Seeded even for a run with secure noise, because it holds no private data.
     """
-    table, task = clients_of(request), request.training
+    task = request.training
     federation, sampling = _shape(request, trial, len(own), len(splits.private))
-    parts = client_splits(own.ids.cpu(), own.labels.cpu(), table.clients, seed=request.seed, **table.division)
+    parts = divided(request, own.ids, own.labels)
     method = _at_noise_of_run(request, len(splits.private))
     # The same for all points; a secret schedule is drawn by the run itself.
     schedule = schedule_of(federation, [len(part) for part in parts], seed_of_data(splits.digest, "tuning schedule"))

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Int64
+from torch import Tensor, nn
 
 from leakbench.attacks.core import Examples
-from leakbench.benchmarks.core import Splits
+from leakbench.benchmarks.core import Split, Splits
 from leakbench.defenses.core import keyed, train
 from leakbench.leaderboard.records.files import sweep
 from leakbench.leaderboard.records.record import Provenance
@@ -246,9 +247,12 @@ def _check_trial(suite: Suite, point: Artifact) -> None:
     request = point.training
     if suite.tune is None or request is None:
         return
-    examples = len(load_data(suite.task.data, suite.tune.seed, _on_public(suite.task).sizes).private)
+    splits = load_data(suite.task.data, suite.tune.seed, _on_public(suite.task).sizes)
+    own, *_ = _dealt(splits, point.request)
+    public = splits.public
+    clients = Split(ids=public.ids[own], inputs=public.inputs[own], labels=public.labels[own])
     try:
-        check_trial(request, point.request["trial"], examples)
+        check_trial(request, point.request["trial"], len(splits.private), clients)
     except ValueError as error:
         raise SuiteError(f"{suite.source}: tune: {error}") from None
 
@@ -263,12 +267,7 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
     """
     splits = load_splits(request, device)
     public = examples_of(splits.public, device)
-    # Seeded by the data alone: all points are compared on the same examples.
-    generator = keyed(seed_of_data(splits.digest, "tuning"))
-    order = torch.randperm(len(public), generator=generator)
-    trained_on = content.get("trial", {}).get("examples") or len(splits.private)
-    sizes = [trained_on, content["validation"]]
-    own, judges, public_rest = (pick(public, part) for part in order.split([*sizes, len(public) - sum(sizes)]))
+    own, judges, public_rest = (pick(public, part) for part in _dealt(splits, content))
     seeds = SeedSet.of(content, request.seed)
     if request.training.federated is None:
         model = _trained(request, splits, own, public_rest, seeds)
@@ -277,6 +276,15 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
     accuracy = score_utility(logits_of(model, judges.inputs), judges.labels)["accuracy"]
     measured = {"accuracy": accuracy.value, "low": accuracy.low, "high": accuracy.high, "n": accuracy.n}
     return content["tried"] | measured
+
+
+def _dealt(splits: Splits, content: dict[str, Any]) -> tuple[Int64[Tensor, "_"], ...]:
+    """Returns the positions of the public examples that are trained on, that judge, and that a method may read."""
+    # Seeded by the data alone: all points are compared on the same examples.
+    order = torch.randperm(len(splits.public), generator=keyed(seed_of_data(splits.digest, "tuning")))
+    trained_on = content.get("trial", {}).get("examples") or len(splits.private)
+    sizes = [trained_on, content["validation"]]
+    return order.split([*sizes, len(splits.public) - sum(sizes)])
 
 
 def _trained(request: TrainingRequest, splits: Splits, own: Examples, rest: Examples, seeds: SeedSet) -> nn.Module:

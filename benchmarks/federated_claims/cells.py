@@ -1,7 +1,8 @@
 """Cells of federated suites: values of each method by noise multiplier and seed, read from folders of results.
 
 Records are of the same setting if suite, data, model, sizes, batch and clients agree. Seeds of a suite may lie in
-several folders. Clip norm and learning rate may differ between methods and seeds, where they were chosen separately.
+several folders. Clip norm and learning rate may differ between methods and seeds, where they were chosen separately;
+other settings of a method may not, nor the data of a seed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ METRICS = ("accuracy", "relative_drift", "bytes_up", "bytes_down", "epsilon_wors
 _OF_PAPER = {"mnist": "fed_mnist.toml", "fashion_mnist": "fed_fmnist.toml"}
 """Data -> suite whose `reported` rows are the paper's i.i.d. table."""
 _CHOSEN = ("lr", "clip_norm", "mu")
+_OF_RUNS = ("optimizer", "momentum", "schedule", "nominal_size", "pretrain")
 
 
 @dataclass
@@ -33,12 +35,16 @@ class MethodCells:
         settings: seed -> learning rate and settings that a search may have chosen.
         tuned: whether all of its settings were chosen on public data.
         reported: the paper's accuracy at this noise multiplier, whatever the other settings; None for none.
+        proves: whether every record claims a finite epsilon.
+        fixed: settings that no search chose, the same for all seeds.
     """
 
     values: dict[str, dict[int, float]] = field(default_factory=dict)
     settings: dict[int, dict[str, float]] = field(default_factory=dict)
     tuned: bool = True
     reported: float | None = None
+    proves: bool = True
+    fixed: str | None = None
 
     def of(self, metric: str) -> dict[int, float]:
         """Returns seed -> value of a metric; empty where it was not measured."""
@@ -55,6 +61,8 @@ class SuiteResults:
         methods: (noise multiplier, method) -> cells.
         public_only: seed -> accuracy of the network trained on the public examples alone.
         missing: reasons of cells without a result.
+        data: seed -> digests of the data and of their division among clients.
+        control: settings of `public_only`, the same for all seeds.
     """
 
     suite: str
@@ -62,6 +70,14 @@ class SuiteResults:
     methods: dict[tuple[float, str], MethodCells] = field(default_factory=dict)
     public_only: dict[int, float] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
+    data: dict[int, dict[str, str]] = field(default_factory=dict)
+    control: str | None = None
+
+    @property
+    def seeds(self) -> set[int]:
+        """Seeds under which anything was measured."""
+        measured = (seed for cells in self.methods.values() for own in cells.values.values() for seed in own)
+        return {*self.public_only, *measured}
 
     @property
     def split(self) -> str:
@@ -100,7 +116,7 @@ def read(folders: Iterable[str | Path]) -> list[SuiteResults]:
         folders: outputs of `leakbench run`.
 
     Raises:
-        ValueError: two records of the same method, noise multiplier and seed.
+        ValueError: as `settings_of`.
         RecordError: a bad record.
     """
     return settings_of([record for folder in folders for record in read_all(folder)])
@@ -113,7 +129,8 @@ def settings_of(records: Sequence[Record]) -> list[SuiteResults]:
         records: of any suites.
 
     Raises:
-        ValueError: two records of the same method, noise multiplier and seed.
+        ValueError: two records of the same method, noise multiplier and seed; seeds of a method with other settings;
+            other data under the same seed.
     """
     settings: dict[str, SuiteResults] = {}
     for record in records:
@@ -125,6 +142,11 @@ def settings_of(records: Sequence[Record]) -> list[SuiteResults]:
         common = {name: task.get(name) for name in names}
         key = json.dumps([record.suite, common], sort_keys=True)
         _add(settings.setdefault(key, SuiteResults(record.suite, common)), record, task)
+    several: dict[str, int] = {}
+    for setting in settings.values():
+        several[setting.suite] = several.get(setting.suite, 0) + 1
+        if several[setting.suite] > 1:
+            setting.suite += f" ({several[setting.suite]})"
     return list(settings.values())
 
 
@@ -136,33 +158,70 @@ def method_name(name: str, settings: Mapping[str, Any]) -> str:
 
 def _add(setting: SuiteResults, record: Record, task: Mapping[str, Any]) -> None:
     noise, seed = record.budget.noise_multiplier, record.seed
-    name = method_name(record.defense.name, record.defense.settings)
+    name = record.control or method_name(record.defense.name, record.defense.settings)
+    cell = f"{name}{'' if noise is None else f', noise {noise:g}'}, seed {seed}"
     if record.status != "ok":
-        setting.missing.append(f"{name}, seed {seed}: {record.reason}")
+        setting.missing.append(f"{cell}, {record.kind}: {record.reason}")
         return
+    if "accuracy" in record.metrics and record.metrics["accuracy"].value is None:
+        setting.missing.append(f"{cell}: {record.metrics['accuracy'].reason}")
+    _same_data(setting, seed, task)
     if record.control == "public_only":
-        accuracy = record.metrics["accuracy"].value
-        if accuracy is not None:
-            setting.public_only[seed] = accuracy
+        setting.control = _same(setting.control, _fixed(record, task), f"public_only in {setting.suite}")
+        accuracy = record.metrics["accuracy"].value if "accuracy" in record.metrics else None
+        # Runs of single noise multipliers each have the control, which is the same in all of them.
+        if accuracy is not None and setting.public_only.setdefault(seed, accuracy) != accuracy:
+            _refuse_second(setting.public_only, seed, f"public_only in {setting.suite}")
         return
     if noise is None or record.control is not None:
         return  # controls, and methods with noise of their own, are in no claim
     cells = setting.methods.setdefault((noise, name), MethodCells())
+    where = f"{name} in {setting.suite} at noise {noise:g}"
+    cells.fixed = _same(cells.fixed, _fixed(record, task), where)
+    cells.proves = cells.proves and record.claim is not None and record.claim.epsilon is not None
     for metric in METRICS:
         value = record.metrics[metric].value if metric in record.metrics else None
         if value is None:
             continue
-        if seed in cells.values.setdefault(metric, {}):
-            raise ValueError(
-                f"results must have one record of {name} in {setting.suite} at noise {noise:g}, seed {seed}, "
-                "got two; leave one out, or give every value of a grid a run of its own"
-            )
+        _refuse_second(cells.values.setdefault(metric, {}), seed, where)
         cells.values[metric][seed] = value
     own = {"lr": task["lr"], **record.defense.settings}
     cells.settings[seed] = {key: float(own[key]) for key in _CHOSEN if isinstance(own.get(key), int | float)}
     cells.tuned = cells.tuned and "tuned_on_public" in record.flags
     if setting.split == "iid":
         cells.reported = reported(task["data"]).get((name, noise))
+
+
+def _refuse_second(values: Mapping[int, float], seed: int, where: str) -> None:
+    if seed in values:
+        raise ValueError(
+            f"results must have one record of {where}, seed {seed}, got two; leave one out, or give every value of a "
+            "grid a run of its own"
+        )
+
+
+def _same_data(setting: SuiteResults, seed: int, task: Mapping[str, Any]) -> None:
+    """Refuses other data, or another division of them, under a seed: its cells would be no pairs."""
+    known = setting.data.setdefault(seed, {})
+    for key in ("digest", "clients_digest"):
+        if task.get(key) and known.setdefault(key, task[key]) != task[key]:
+            raise ValueError(
+                f"results must have the same data under a seed, got two values of {key} in {setting.suite}, seed "
+                f"{seed}; leave one out"
+            )
+
+
+def _fixed(record: Record, task: Mapping[str, Any]) -> str:
+    """Returns the settings that all seeds of a method share, as JSON."""
+    content = json.loads(record.to_json())
+    own = {key: value for key, value in content["defense"]["settings"].items() if key not in _CHOSEN}
+    return json.dumps([own, content["budget"], {key: task.get(key) for key in _OF_RUNS}], sort_keys=True)
+
+
+def _same(known: str | None, own: str, where: str) -> str:
+    if known not in (None, own):
+        raise ValueError(f"results must have the same settings for every seed of {where}, got {known} and {own}")
+    return own
 
 
 @cache

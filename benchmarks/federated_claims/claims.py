@@ -10,10 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
-import numpy as np
-
 from .cells import SuiteResults
-from .comparisons import PairedDifference, PaperVerdict, paired, verdict_on
+from .comparisons import PairedDifference, PaperVerdict, best_of, paired, verdict_on
 
 CLAIMS = {
     "T1": "i.i.d.: FedPCDP beats FedAvg, FedProx and FedLRS",
@@ -44,6 +42,7 @@ class ClaimResult:
         comparisons: differences that it rests on.
         remarks: what was not measured, and how it is read.
         facts: further measured numbers, in words.
+        partial: whether the verdict rests on a part: seeds are missing, or, for `holds`, differences.
     """
 
     claim: str
@@ -52,6 +51,7 @@ class ClaimResult:
     comparisons: tuple[PairedDifference, ...] = ()
     remarks: tuple[str, ...] = ()
     facts: tuple[str, ...] = ()
+    partial: bool = False
 
 
 def by_records(setting: SuiteResults) -> list[ClaimResult]:
@@ -71,12 +71,25 @@ def _concerns(claim: str, setting: SuiteResults) -> bool:
 def _decided(claim: str, setting: SuiteResults, comparisons: list[PairedDifference], remarks: list[str]) -> ClaimResult:
     measured = tuple(comparison for comparison in comparisons if comparison.n)
     missing = "; ".join(comparison.name for comparison in comparisons if not comparison.n)
+    # Seeds may be missing because a run failed, and those that did not fail are no fair sample.
+    lacking = [
+        f"{comparison.name}: {', '.join(map(str, seeds))}"
+        for comparison in measured
+        if (seeds := sorted(setting.seeds - {*comparison.differences}))
+    ]
+    verdict = verdict_on(measured)
+    unmeasured = bool(missing) or any(remark.startswith("not measured") for remark in remarks)
     return ClaimResult(
         claim=claim,
         setting=setting.suite,
-        verdict=verdict_on(measured),
+        verdict=verdict,
         comparisons=measured,
-        remarks=(*remarks, *([f"not measured: {missing}"] if missing else [])),
+        remarks=(
+            *remarks,
+            *([f"not measured: {missing}"] if missing else []),
+            *([f"seeds left out, because one of the two has no value: {'; '.join(lacking)}"] if lacking else []),
+        ),
+        partial=(verdict == "holds" and unmeasured) or (verdict in ("holds", "does not hold") and bool(lacking)),
     )
 
 
@@ -142,22 +155,20 @@ def _t9(setting: SuiteResults) -> tuple[list[PairedDifference], list[str]]:
 
 
 def _t10(setting: SuiteResults) -> tuple[list[PairedDifference], list[str]]:
-    comparisons = []
+    comparisons, unproved = [], set[str]()
     for noise in _noisy(setting):
-        means = {
-            name: np.mean([*values.values()]) for name in setting.names(noise) if (values := setting.of(noise, name))
-        }
-        if means:
-            best = max(means, key=means.__getitem__)
-            comparisons.append(
-                paired(
-                    f"{best} - public_only, noise {noise:g}",
-                    setting.of(noise, best),
-                    setting.public_only,
-                    candidates=len(means),
-                )
-            )
-    return comparisons, ["the method with the largest mean, whose p-value counts the choice"]
+        private = [name for name in setting.names(noise) if setting.methods[noise, name].proves]
+        unproved.update({*setting.names(noise)} - {*private})
+        best = best_of(
+            [
+                paired(f"{name} - public_only, noise {noise:g}", setting.of(noise, name), setting.public_only)
+                for name in private
+            ]
+        )
+        if best is not None:
+            comparisons.append(best)
+    remarks = ["the method with the largest mean, whose p-value counts the choice, and against which all must be worse"]
+    return comparisons, remarks + [f"proves nothing, so it is no private method: {name}" for name in sorted(unproved)]
 
 
 _DIFFERENCES: dict[str, Callable[[SuiteResults], tuple[list[PairedDifference], list[str]]]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -33,11 +33,14 @@ class PairedDifference:
         name: the two quantities, and where.
         differences: one value a seed.
         candidates: number of comparisons of which this one was chosen for its large mean; 1 without a choice.
+        least_against: p-value below which none against the claim falls: the largest of the candidates, each of which
+            could be the best; 0 without a choice.
     """
 
     name: str
     differences: Mapping[int, float]
     candidates: int = 1
+    least_against: float = 0.0
 
     @property
     def n(self) -> int:
@@ -59,13 +62,17 @@ class PairedDifference:
 
     @property
     def p(self) -> float:
-        """Two-sided p-value of a mean difference of 0; times `candidates` in favour of the claim, as by Bonferroni."""
+        """Two-sided p-value of a mean difference of 0, adjusted for a choice.
+
+        In favour of the claim it is times `candidates` (Bonferroni), against it at least `least_against`.
+        """
         if self.n < 2:
             return 1.0
         if self._error == 0:
-            return float(self.mean == 0)
-        p = 2 * float(stats.t.sf(abs(self.mean) / self._error, self.n - 1))
-        return min(1.0, p * self.candidates) if self.mean > 0 else p
+            p = float(self.mean == 0)
+        else:
+            p = 2 * float(stats.t.sf(abs(self.mean) / self._error, self.n - 1))
+        return min(1.0, p * self.candidates) if self.mean > 0 else max(p, self.least_against)
 
     @property
     def _error(self) -> float:
@@ -87,6 +94,23 @@ def paired(
     return PairedDifference(
         name=name, differences={seed: higher[seed] - lower[seed] for seed in shared}, candidates=candidates
     )
+
+
+def best_of(comparisons: Sequence[PairedDifference]) -> PairedDifference | None:
+    """Returns the comparison with the largest mean of those with the most seeds; None if none has any.
+
+    In favour of "the best is better" its p-value pays for the choice. Against it all must be worse, so its p-value is
+    the largest: the best of a sample need not be the best.
+
+    Args:
+        comparisons: of all candidates with the same rival.
+    """
+    most = max((comparison.n for comparison in comparisons), default=0)
+    if not most:
+        return None
+    chosen = max((c for c in comparisons if c.n == most), key=lambda comparison: comparison.mean)
+    against = max(c.p if c.mean < 0 else 1.0 for c in comparisons if c.n)
+    return replace(chosen, candidates=len(comparisons), least_against=against if chosen.mean < 0 else 0.0)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

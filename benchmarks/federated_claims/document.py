@@ -27,6 +27,7 @@ def document(results: Sequence[ClaimResult], settings: Sequence[SuiteResults]) -
                 "sentence": CLAIMS[result.claim],
                 "setting": result.setting,
                 "verdict": result.verdict,
+                "partial": result.partial,
                 "comparisons": _compared(result.comparisons),
                 "remarks": [*result.remarks],
                 "facts": [*result.facts],
@@ -87,9 +88,13 @@ def _verdicts(results: Sequence[ClaimResult]) -> list[str]:
         words = _summary(result.comparisons) or "; ".join(result.facts or result.remarks[-1:])
         sentence = CLAIMS[result.claim]
         lines.append(
-            f"| {result.claim} | {sentence} | {result.setting} | {result.verdict} | {_seeds(result)} | {words} |"
+            f"| {result.claim} | {sentence} | {result.setting} | {_verdict(result)} | {_seeds(result)} | {words} |"
         )
     return [*lines, ""]
+
+
+def _verdict(result: ClaimResult) -> str:
+    return f"{result.verdict} (of what was measured)" if result.partial else result.verdict
 
 
 def _seeds(result: ClaimResult) -> str:
@@ -160,7 +165,7 @@ def _cells(setting: SuiteResults) -> list[str]:
             _chosen(cells, "clip_norm"),
             _mean(cells.of("relative_drift"), 2),
             _plain(cells.of("bytes_up"), ",.0f"),
-            _plain(cells.of("epsilon_worst"), ".2f"),
+            _plain(cells.of("epsilon_worst"), ".2f") if cells.proves else "∞",
         )
         lines.append(f"| {noise:g} | {name}{'' if cells.tuned else ' (not tuned)'} | {' | '.join(figures)} |")
     if setting.public_only:

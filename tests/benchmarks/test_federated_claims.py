@@ -167,10 +167,12 @@ def record(
     flags: tuple[str, ...] = (),
     rounds: int = 2,
     settings: Any = None,
+    **changes: Any,
 ) -> Record:
-    """A record of a toy federation, by name and seed."""
+    """A record of a toy federation, by name and seed; `task` adds to its task, other changes replace fields."""
     clients = {"clients": 4, "split": "iid", "rounds": rounds, "local_steps": 3}
     task = {"data": "digits", "model": "mlp", "private": 100, "batch": 5, "lr": 0.5, "federated": clients}
+    task |= changes.pop("task", {})
     digest = hashlib.sha256(repr((name, seed, noise, kind, control, rounds)).encode()).hexdigest()[:16]
     metrics = {"accuracy": Metric(value=accuracy, n=10, better="higher")}
     if kind == "federation":
@@ -195,6 +197,7 @@ def record(
             "seconds": 1.0,
             "flags": flags,
         }
+        | changes
     )
 
 
@@ -253,6 +256,111 @@ def test_fewer_seeds_than_specified_are_marked():
         cells.values["accuracy"] = {seed: value for seed, value in cells.of("accuracy").items() if seed < 3}
     text = markdown(by_records(setting), [setting])
     assert "| 3* |" in text and "fewer than the 5 seeds" in text
+
+
+def test_a_private_best_that_is_noisy_is_not_called_worse_than_public_data():
+    """T10: the method with the largest mean of a sample may be steady and worse, beside a noisy better one."""
+    draw, wrong = np.random.default_rng(0), 0
+    for _ in range(200):
+        setting = results({"fed_pcdp": (0.0,), "fed_avg": (0.0,), "pfa": (0.0,)}, noises=(4.0,), public=0.5)
+        for name, mean, spread in (("fed_pcdp", 0.505, 0.12), ("fed_avg", 0.47, 0.002), ("pfa", 0.47, 0.002)):
+            own = mean + spread * draw.normal(size=5)
+            setting.methods[4.0, name] = MethodCells(values={"accuracy": dict(enumerate(own.tolist()))})
+        wrong += verdicts(setting)["T10"] == "does not hold"
+    assert wrong <= 20  # 5 % and four standard errors
+
+
+def test_the_best_is_chosen_among_methods_with_all_seeds():
+    """A single lucky seed is no best method; without it, the verdict is on the others, and not that they are worse."""
+    setting = results(AHEAD, public=0.6)
+    setting.methods[4.0, "lucky"] = MethodCells(values={"accuracy": {0: 0.99}})
+    (best,) = [result for result in by_records(setting) if result.claim == "T10"]
+    assert best.verdict == "holds" and best.comparisons[0].name.startswith("fed_pcdp")
+    behind = results(AHEAD, public=0.9)
+    assert verdicts(behind)["T10"] == "does not hold"
+    behind.methods[4.0, "lucky"] = MethodCells(values={"accuracy": {0: 0.99}})
+    behind.methods[10.0, "lucky"] = MethodCells(values={"accuracy": {0: 0.99}})
+    assert verdicts(behind)["T10"] == "cannot be told"
+
+
+def test_a_method_that_proves_nothing_is_no_private_method():
+    nothing = RecordedClaim(
+        epsilon=None, delta=1e-5, relation="add_remove", sampling="poisson", accountant="PLD", reason="no bound"
+    )
+    unbounded = [record("local_noise_filter", seed, 0.99 + JITTER[seed], claim=nothing) for seed in SEEDS]
+    (setting,) = settings_of([*made_records(), *unbounded])
+    (best,) = [result for result in by_records(setting) if result.claim == "T10"]
+    assert best.verdict == "does not hold" and best.comparisons[0].name.startswith("fed_pcdp - ")
+    assert any("proves nothing" in words and "local_noise_filter" in words for words in best.remarks)
+    (line,) = [line for line in markdown(by_records(setting), [setting]).splitlines() if "| local_noise_filter" in line]
+    assert line.endswith("| ∞ |")
+
+
+@subtests(
+    ("first", "second", "words"),
+    [
+        (("sgd", 0, {"noise": None, "control": "public_only"}), {"seconds": 2.0}, "one record of public_only in toy"),
+        (
+            ("fed_pcdp", 0, {"settings": {"rank": 5}}),
+            {"seed": 1, "settings": {"rank": 9}},
+            "the same settings for every",
+        ),
+        (("fed_avg", 0, {}), {"seed": 1, "budget": {"noise_multiplier": 4.0, "delta": 1e-3}}, "the same settings for"),
+        (("fed_avg", 0, {}), {"seed": 1, "task": {"momentum": 0.9}}, "the same settings for every"),
+        (
+            ("fed_avg", 0, {"task": {"digest": "a" * 64}}),
+            {"name": "moon", "task": {"digest": "b" * 64}},
+            "the same data",
+        ),
+    ],
+)
+def test_results_that_are_no_pairs_are_refused(first, second, words):
+    name, seed, settings = first
+    other = {"name": name, "seed": seed} | settings | second
+    with pytest.raises(ValueError, match=words):
+        settings_of([record(name, seed, 0.5, **settings), record(accuracy=0.6, **other)])
+
+
+def test_the_same_control_in_two_folders_is_one():
+    twice = [record("sgd", 0, 0.9, noise=None, control="public_only") for _ in range(2)]
+    (setting,) = settings_of(twice)
+    assert setting.public_only == {0: 0.9}
+
+
+def test_seeds_that_are_left_out_are_named_and_the_verdict_says_so():
+    """Runs that fail are no fair sample of the seeds."""
+    made = [kept for kept in made_records() if (kept.defense.name, kept.seed) not in {("fed_pcdp", 3), ("fed_pcdp", 4)}]
+    made += [
+        record("fed_pcdp", seed, 0.5, noise=noise, status="failed", reason="it diverged", metrics={}, claim=None)
+        for seed in (3, 4)
+        for noise in (4.0, 10.0)
+    ]
+    (setting,) = settings_of(made)
+    (second,) = [result for result in by_records(setting) if result.claim == "T2"]
+    assert second.verdict == "holds" and second.partial
+    assert any("seeds left out" in words and "noise 4: 3, 4" in words for words in second.remarks)
+    text = markdown(by_records(setting), [setting])
+    assert f"| T2 | {CLAIMS['T2']} | toy | holds (of what was measured) | 3* |" in text
+    assert "not measured: fed_pcdp, noise 10, seed 4, utility: it diverged" in text
+
+
+def test_an_accuracy_that_is_not_a_number_is_named():
+    bad = {"accuracy": Metric(value=None, n=0, better="higher", reason="no test example")}
+    (setting,) = settings_of([record("fed_avg", 0, 0.5, metrics=bad)])
+    assert setting.missing == ["fed_avg, noise 4, seed 0: no test example"]
+
+
+def test_a_claim_without_one_of_its_methods_or_levels_says_that_it_is_a_part():
+    some = {name: values for name, values in AHEAD.items() if name != "fed_lrs"}
+    parts = {result.claim: result.partial for result in by_records(results(some))}
+    assert parts["T1"] and not parts["T2"]
+    (fourth,) = [result for result in by_records(results(AHEAD, split="class")) if result.claim == "T4"]
+    assert fourth.verdict == "holds" and fourth.partial  # no level without noise
+
+
+def test_settings_of_one_suite_have_names_of_their_own():
+    two = settings_of([record("fed_avg", 0, 0.5), record("fed_avg", 0, 0.5, rounds=3)])
+    assert [setting.suite for setting in two] == ["toy", "toy (2)"]
 
 
 def test_bytes_are_the_closed_forms_and_the_claim_is_about_one_way():

@@ -148,10 +148,13 @@ def test_a_method_that_does_not_fit_the_clients_is_not_tuned(suite_of, tmp_path,
             'batch = 10, sampling = "shuffle",',
             "federated: local_steps must be whole epochs",
         ),
+        ('"class"', '"dirichlet", least = 40', "trial_examples must be enough for the division .*, 120, got 4 x 40"),
+        ('"class"', '"shards", shards = 40', "trial_examples must be enough for the division .*, 120, got 4 x 40"),
         ("seeds = [0]", "seeds = [0, 1]", "needs public examples that are the same under every seed"),
     ],
 )
-def test_public_clients_that_cannot_take_the_private_steps_are_refused(old, new, words, suite_of, tmp_path):
+def test_public_clients_that_cannot_take_the_private_steps_are_refused(old, new, words, suite_of, tmp_path, watched):
     assert old in ALONE
     with pytest.raises(SuiteError, match=words):
         harness.run(suite_of(ALONE.replace(old, new)), tmp_path, device=CPU, jobs=1)
+    assert not watched and not any(tmp_path.rglob("*.json"))
