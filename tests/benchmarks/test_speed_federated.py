@@ -1,6 +1,7 @@
 """The benchmark of federated rounds: both ways take the same steps, and wrong options are refused."""
 
 import json
+from types import MethodType
 
 import pytest
 import torch
@@ -49,6 +50,7 @@ def test_options_that_do_not_fit_are_refused(option):
 
 def test_a_round_moves_the_global_model_and_central_steps_move_theirs():
     way = federated.build(**SIZES, way="fed_avg", method="fed_avg")
+    assert isinstance(way, MethodType)
     run = way.__self__
     before = run.state.parameters.clone()
     way()
