@@ -26,7 +26,7 @@ _CHOSEN = ("lr", "clip_norm", "mu")
 
 @dataclass
 class MethodCells:
-    """A method at one noise multiplier.
+    """A method at a noise multiplier.
 
     Attributes:
         values: metric -> seed -> value.
@@ -47,7 +47,7 @@ class MethodCells:
 
 @dataclass
 class SuiteResults:
-    """Results of one federated suite.
+    """Results of a federated suite.
 
     Attributes:
         suite: its name.

@@ -15,6 +15,7 @@ from leakbench.audit.run.claims import unproved_share
 from leakbench.audit.run.job import compute
 from leakbench.audit.subjects.outcome import Outcome
 from leakbench.audit.suite.suite import SuiteError
+from leakbench.leaderboard.records.task import UpdateTask
 
 CPU = torch.device("cpu")
 SUITE = """
@@ -148,6 +149,21 @@ def test_keys_that_the_rounds_decide_are_refused(old, new, sentence, suite_of):
     with pytest.raises(SuiteError) as error:
         suite_of(text)
     assert sentence in str(error.value)
+
+
+def test_a_client_whose_server_sees_a_sum_shares_no_message(suite_of):
+    with pytest.raises(SuiteError, match="share: must be absent with aggregation = 'sum', under which no message"):
+        suite_of(SUITE.replace("local_steps = 1", 'local_steps = 1, aggregation = "sum"'))
+
+
+def test_a_record_of_a_message_that_no_server_sees_proves_nothing(suite_of, watched, tmp_path):
+    suite = suite_of(SUITE).select(defenses=["fed_avg"])
+    records = harness.run(suite, tmp_path / "records", device=CPU, jobs=1)
+    (noisy,) = (r for r in records if r.kind == "reconstruction" and r.task.get("noise") == "calibrated")
+    assert isinstance(noisy.task, UpdateTask) and noisy.task.message and unproved_share(noisy) == ""
+    summed = replace(noisy, task=replace(noisy.task, message={**noisy.task.message, "aggregation": "sum"}))
+    with pytest.raises(ValueError, match="must be of a run that shows messages, got aggregation = 'sum'"):
+        unproved_share(summed)
 
 
 def test_local_steps_that_end_within_a_pass_are_refused(suite_of):
