@@ -15,8 +15,8 @@ METHODS = [
     for path in sorted((ROOT / package).glob("*.py"))
     if not path.name.startswith("_")
 ]
-# A claim of a paper is about that paper's method, and a comparison of speeds about chosen methods: a new method needs no
-# entry there.
+# A claim of a paper is about that paper's method, and a comparison of speeds about chosen methods: a new method needs
+# no entry there.
 CHOOSE = {
     ROOT / "audit" / "theory",
     ROOT / "benchmarks" / "federated_claims",

@@ -161,7 +161,8 @@ def test_a_record_of_a_message_that_no_server_sees_proves_nothing(suite_of, watc
     records = harness.run(suite, tmp_path / "records", device=CPU, jobs=1)
     (noisy,) = (r for r in records if r.kind == "reconstruction" and r.task.get("noise") == "calibrated")
     assert isinstance(noisy.task, UpdateTask) and noisy.task.message and unproved_share(noisy) == ""
-    summed = replace(noisy, task=replace(noisy.task, message={**noisy.task.message, "aggregation": "sum"}))
+    message = {**noisy.task.message, "aggregation": "sum"}
+    summed = replace(noisy, task=UpdateTask({**noisy.task, "message": message}))
     with pytest.raises(ValueError, match="must be of a run that shows messages, got aggregation = 'sum'"):
         unproved_share(summed)
 
