@@ -2,6 +2,7 @@
 
 import json
 from types import MethodType
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def test_options_that_do_not_fit_are_refused(option):
 def test_a_round_moves_the_global_model_and_central_steps_move_theirs():
     way = federated.build(**SIZES, way="fed_avg", method="fed_avg")
     assert isinstance(way, MethodType)
-    run = way.__self__
+    run: Any = way.__self__
     before = run.state.parameters.clone()
     way()
     assert not torch.equal(run.state.parameters, before) and run.state.round == 1

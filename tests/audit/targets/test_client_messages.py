@@ -78,7 +78,7 @@ def noisy_sums(model: ClientsRun, reply, sums) -> torch.Tensor:
     steps = {step.step: step for step in model.watched.steps}
     total = torch.zeros(len(reply.displacement), dtype=torch.float64)
     for number, weight in enumerate(sums.weights):
-        (released,) = steps[first + number].noisy
+        (released,) = granted(steps[first + number].noisy)
         total += weight * sums.lifted(released.unsqueeze(0)).squeeze(0).double()
     return total
 
