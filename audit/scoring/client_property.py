@@ -37,8 +37,10 @@ def score_client_property(columns: dict[str, Any]) -> dict[str, Metric]:
         reason = "no client sent a message"
         absent = Metric(value=None, n=0, better="lower", reason=reason)
         return {"classes_named": absent, "classes_named_floor": absent}
-    totals = (table["held"] * table["examples"]).groupby(table["class"]).sum()
-    frequency = totals / totals.sum()
+    _, codes = np.unique(table["class"].to_numpy(), return_inverse=True)
+    weights = table["held"].to_numpy(dtype=np.float64) * table["examples"].to_numpy(dtype=np.float64)
+    totals = np.bincount(codes, weights=weights)
+    table["frequency"] = totals[codes] / totals.sum()
     shares, floors = [], []
     for client, rows in table.groupby("client"):
         fractions, named = rows["held"].to_numpy(dtype=np.float64), rows["named"].to_numpy(dtype=bool)
@@ -46,7 +48,7 @@ def score_client_property(columns: dict[str, Any]) -> dict[str, Metric]:
             raise ValueError(f"client {client} must have a named class, and fractions that sum to 1")
         right = _right(fractions, int(named.sum()))
         shares.append(float(right[named].mean()))
-        floors.append(float(frequency[rows["class"]].to_numpy()[right].sum()))
+        floors.append(float(rows["frequency"].to_numpy(dtype=np.float64)[right].sum()))
     n = len(shares)
     value = float(np.mean(shares))
     floor = Metric(value=float(np.mean(floors)), n=n, better="lower")

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -282,7 +283,7 @@ class WatchedFederation(OngoingFederation):
                 state,
                 message,
                 self.settings.method.messages.decode(message, round),
-                tuple(plan.stds for plan in result.plans),
+                tuple(tuple(plan.stds) for plan in result.plans),
                 tuple(self._points) if client.number == self._attacked else (),
             )
             self.replies.setdefault(client.number, []).append(kept)

@@ -25,7 +25,7 @@ from ..catalog import methods as catalog
 from ..plan.artifact import Artifacts
 from ..plan.cells import Cell
 from ..plan.federation import own_multiplier
-from ..plan.threat_models import threat_model
+from ..plan.threat_models import OfClients, threat_model
 from ..scoring.clients import client_accuracies, score_clients
 from ..scoring.federation import score_federation
 from ..scoring.rounds import score_rounds
@@ -47,7 +47,7 @@ class FederatedModel:
         attacks = [catalog.attack(name) for name in {c.request.attack.name for c in cells if c.request.attack}]
         rows = [threat_model(attack.kind, attack.requires.access) for attack in attacks]
         # Messages and steps take memory: they are kept only if an attack of the job sees them.
-        shown_parts = {row.of_clients for row in rows if row is not None}
+        shown_parts: set[OfClients] = {row.of_clients for row in rows if row is not None}
         self.model = ClientsRun(cells[0].request.of_training(), device, shown_parts)
 
     def outcome(self, cell: Cell) -> Outcome:

@@ -28,7 +28,7 @@ _OF_RUNS = ("optimizer", "momentum", "schedule", "nominal_size", "pretrain")
 
 @dataclass
 class MethodCells:
-    """A method at one noise multiplier.
+    """A method at a noise multiplier.
 
     Attributes:
         values: metric -> seed -> value.
@@ -53,7 +53,7 @@ class MethodCells:
 
 @dataclass
 class SuiteResults:
-    """Results of one federated suite.
+    """Results of a federated suite.
 
     Attributes:
         suite: its name.

@@ -33,7 +33,7 @@ BASELINES = ("fed_avg", "fed_prox", "fed_lrs")
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimResult:
-    """A claim in one setting.
+    """A claim in a setting.
 
     Attributes:
         claim: key of `CLAIMS`.

@@ -27,12 +27,12 @@ FEWEST_SEEDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class PairedDifference:
-    """Differences of two quantities, seed by seed, signed so that a positive one agrees with the claim.
+    """Differences of two quantities, seed by seed, signed so that a positive difference agrees with the claim.
 
     Attributes:
         name: the two quantities, and where.
-        differences: one value a seed.
-        candidates: number of comparisons of which this one was chosen for its large mean; 1 without a choice.
+        differences: a value per seed.
+        candidates: number of comparisons of which this was chosen for its large mean; 1 without a choice.
         least_against: p-value below which none against the claim falls: the largest of the candidates, each of which
             could be the best; 0 without a choice.
     """

@@ -41,7 +41,7 @@ PAPERS_RATIO = 53
 
 
 def by_arithmetic() -> list[ClaimResult]:
-    """Returns the verdicts that need no records; half a minute on one core."""
+    """Returns the verdicts that need no records; half a minute on a core."""
     return [variance_of_corrections(), *bytes_of_messages(), norm_lost()]
 
 

@@ -39,7 +39,7 @@ from ..records.folder import ScoreCheck, read_folder
 from ..records.record import Record, RecordError
 from . import remarks
 from .certificates import Certificate, certificate
-from .client_classes import ClassMap, class_maps
+from .class_maps import ClassMap, class_maps
 from .clients import client_figures
 from .figures import Figure, figures
 from .plots import Style, bundle, picture, styles

@@ -1,6 +1,7 @@
 """Classes by messages: power on clients of few classes, chance on exchanged clients, settings and refusals."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -97,12 +98,13 @@ def test_as_many_classes_are_named_as_are_asked_for():
 
 def test_settings_out_of_range_and_models_without_an_output_bias_are_refused():
     target = client(of_one_class(0), noise=0.1)
-    for settings, sentence in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"messages": "last"}, "messages must be one of all, first, got 'last'"),
         ({"layer": "first"}, "layer must be one of all, output, bias, got 'first'"),
         ({"examples": 0}, "examples must be at least 1, got 0"),
         ({"named": 0}, "named must be at least 1, got 0"),
-    ):
+    ]
+    for settings, sentence in refused:
         with pytest.raises(ValueError, match=sentence):
             client_classes(target, **settings)
     (first, *_) = target.messages

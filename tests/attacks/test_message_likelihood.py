@@ -31,7 +31,7 @@ def draws(*, tau: int, std: float, norm: float, joined: torch.Tensor) -> torch.T
 @subtests("tau, rate", [(1, 0.2), (5, 0.2), (10, 0.05), (3, 1.0)])
 def test_equal_weights_are_joined_binomially(tau, rate):
     totals, logs = joined_weights((1.0,) * tau, rate)
-    expected = stats.binom(tau, rate).pmf(totals.round().numpy())
+    expected = stats.binom.pmf(totals.round().numpy(), tau, rate)
     assert torch.allclose(logs.exp(), torch.tensor(expected), rtol=1e-9)
     assert logs.exp().sum() == pytest.approx(1)
     assert len(totals) == (1 if rate == 1 else tau + 1)

@@ -1,6 +1,8 @@
 """The benchmark of federated rounds: both ways take the same steps, and wrong options are refused."""
 
 import json
+from types import MethodType
+from typing import Any
 
 import pytest
 import torch
@@ -49,7 +51,8 @@ def test_options_that_do_not_fit_are_refused(option):
 
 def test_a_round_moves_the_global_model_and_central_steps_move_theirs():
     way = federated.build(**SIZES, way="fed_avg", method="fed_avg")
-    run = way.__self__
+    assert isinstance(way, MethodType)
+    run: Any = way.__self__
     before = run.state.parameters.clone()
     way()
     assert not torch.equal(run.state.parameters, before) and run.state.round == 1

@@ -95,12 +95,13 @@ def refuse_unfit(method: Federated, federation: Federation) -> None:
             "claim counts on the shares of as many clients"
         )
     reads_sum = isinstance(method.server, PrivateAverage) or method.server.reads_sum
-    adds = getattr(method.messages, "adds", False)  # a codec of a user's own may not say
+    adds = getattr(method.messages, "adds", None)
     if place != "server" and not (adds and reads_sum):
-        part = "server reads each client's message" if adds else "messages have positions of their own"
-        raise ValueError(
-            f"aggregation must be 'messages' for '{method.name}', got 'sum': its {part}, which a sum does not show"
-        )
+        reason = "its server reads each client's message" if adds else "its messages have positions of their own"
+        reason += ", which a sum does not show"
+        if adds is None:
+            reason = f"its codec, {type(method.messages).__name__}, must say by `adds` that a sum of messages is read"
+        raise ValueError(f"aggregation must be 'messages' for '{method.name}', got 'sum': {reason}")
 
 
 @dataclass

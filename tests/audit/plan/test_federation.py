@@ -229,6 +229,28 @@ def test_attacks_on_single_messages_are_not_offered_under_a_sum(suite_of):
     )
 
 
+def test_attacks_that_read_messages_are_skipped_under_a_sum_and_others_are_not(suite_of):
+    clients = "local_steps = 1, participation = 0.7"
+    text = SUITE.replace("local_steps = 2, participation = 0.7", clients)
+    text = text.replace('{ name = "lira" }', '{ name = "message_likelihood" }, { name = "client_classes" }')
+
+    def skips(text):
+        found = plan(suite_of(text)).cells
+        return {
+            cell.request.attack.name: cell.skip for cell in found if cell.request.attack and not cell.request.control
+        }
+
+    shown, summed = skips(text), skips(text.replace(clients, clients + ', aggregation = "sum"'))
+    assert not any(shown.values())
+    assert {name for name, skip in summed.items() if skip} == {
+        "message_likelihood",
+        "client_classes",
+        "one_step_likelihood_ratio",
+    }
+    for name in ("message_likelihood", "client_classes", "one_step_likelihood_ratio"):
+        assert summed[name].startswith(f"{name} reads the messages of a client, and aggregation = 'sum'")
+
+
 def test_the_default_aggregation_moves_no_id(suite_of):
     def ids(text):
         return {cell.id for cell in plan(suite_of(text)).cells}

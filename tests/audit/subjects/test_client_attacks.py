@@ -1,6 +1,5 @@
 """Attacks on clients: whose records, which non-members, under which claim, and what messages give away of classes."""
 
-import math
 from functools import cache
 
 import numpy as np
@@ -274,4 +273,4 @@ def test_clients_without_messages_and_rows_that_are_no_fractions_are_refused():
     assert score_client_property(empty)["classes_named"].reason == "no client sent a message"
     with pytest.raises(ValueError, match="client 1 must have a named class, and fractions that sum to 1"):
         score_client_property(columns([[1.0, 0.0], [0.5, 0.4]], [0, 0]))
-    assert math.isclose(score_client_property(columns([[1.0, 0.0]], [0]))["classes_named"].value, 1.0)
+    assert score_client_property(columns([[1.0, 0.0]], [0]))["classes_named"].value == pytest.approx(1.0)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from leakbench.audit.run.claims import unproved_share
 from leakbench.audit.run.job import compute
 from leakbench.audit.subjects.outcome import Outcome
 from leakbench.audit.suite.suite import SuiteError
+from leakbench.leaderboard.records.task import UpdateTask
 
 CPU = torch.device("cpu")
 SUITE = """
@@ -68,6 +70,11 @@ def outcome(cell) -> Outcome:
     return found
 
 
+def claim_of(finished: Outcome) -> dict[str, Any]:
+    assert finished.claim is not None
+    return finished.claim
+
+
 def test_a_suite_attacks_the_message_of_a_client_of_its_defense(suite_of, watched):
     suite = suite_of(SUITE)
     both = cells(suite, "fed_lrs")
@@ -79,8 +86,8 @@ def test_a_suite_attacks_the_message_of_a_client_of_its_defense(suite_of, watche
     # Half of the network's 2,410 numbers, and a bitmap of their positions.
     assert (quiet.task["form"], quiet.task["bytes"]) == ("bitmap", 4 * 1205 + 302)
     assert [len(target.released) for target in watched.targets] == [1205] * 4
-    assert quiet.claim["epsilon"] is None and noisy.claim["epsilon"] > 1
-    assert noisy.claim["unit"] == "record"
+    assert claim_of(quiet)["epsilon"] is None and claim_of(noisy)["epsilon"] > 1
+    assert claim_of(noisy)["unit"] == "record"
     # Each target has noise of its own, and the same examples in both variants.
     silent, loud = watched.targets[:2], watched.targets[2:]
     assert not torch.equal(loud[0].noise_std, torch.zeros(1205)) and not silent[0].noise_std.any()
@@ -96,21 +103,24 @@ def test_a_defense_has_its_own_learning_rate_and_its_noise_from_the_budget_of_th
     calibrated = outcome(found["calibrated"])
     assert calibrated.noise_multiplier is not None and 0.3 < calibrated.noise_multiplier < 3
     # One message with known participants has no amplification by sampling: it may cost more than the run is claimed to.
-    assert calibrated.claim["epsilon"] > 1
+    assert claim_of(calibrated)["epsilon"] > 1
 
 
 def test_noise_that_is_added_elsewhere_has_no_variant_of_its_own(suite_of, watched):
     suite = suite_of(SUITE)
     assert set(cells(suite, "dp_fed_avg")) == {"none"}
     at_the_server = outcome(cells(suite, "dp_fed_avg")["none"])
-    assert at_the_server.claim["epsilon"] is None
-    assert at_the_server.claim["reason"] == "the server adds the noise of this method after it has received the message"
+    assert claim_of(at_the_server)["epsilon"] is None
+    assert (
+        claim_of(at_the_server)["reason"]
+        == "the server adds the noise of this method after it has received the message"
+    )
     own = cells(suite, "local_noise_filter")
     assert set(own) == {"none", "calibrated"}
     found = outcome(own["calibrated"])
-    assert found.claim["unit"] == "client" and found.claim["relation"] == "replace_one"
+    assert claim_of(found)["unit"] == "client" and claim_of(found)["relation"] == "replace_one"
     bound = found.metrics["rero_bound"]
-    assert bound.value is None and bound.reason.startswith("the claim is for all of a client's data")
+    assert bound.value is None and (bound.reason or "").startswith("the claim is for all of a client's data")
 
 
 def test_what_cannot_be_simulated_is_skipped_with_its_sentence(suite_of):
@@ -139,6 +149,22 @@ def test_keys_that_the_rounds_decide_are_refused(old, new, sentence, suite_of):
     with pytest.raises(SuiteError) as error:
         suite_of(text)
     assert sentence in str(error.value)
+
+
+def test_a_client_whose_server_sees_a_sum_shares_no_message(suite_of):
+    with pytest.raises(SuiteError, match="share: must be absent with aggregation = 'sum', under which no message"):
+        suite_of(SUITE.replace("local_steps = 1", 'local_steps = 1, aggregation = "sum"'))
+
+
+def test_a_record_of_a_message_that_no_server_sees_proves_nothing(suite_of, watched, tmp_path):
+    suite = suite_of(SUITE).select(defenses=["fed_avg"])
+    records = harness.run(suite, tmp_path / "records", device=CPU, jobs=1)
+    (noisy,) = (r for r in records if r.kind == "reconstruction" and r.task.get("noise") == "calibrated")
+    assert isinstance(noisy.task, UpdateTask) and noisy.task.message and unproved_share(noisy) == ""
+    message = {**noisy.task.message, "aggregation": "sum"}
+    summed = replace(noisy, task=UpdateTask({**noisy.task, "message": message}))
+    with pytest.raises(ValueError, match="must be of a run that shows messages, got aggregation = 'sum'"):
+        unproved_share(summed)
 
 
 def test_local_steps_that_end_within_a_pass_are_refused(suite_of):

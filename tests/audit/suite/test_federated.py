@@ -111,6 +111,17 @@ def test_a_conflict_is_one_sentence(old, new, sentence, tmp_path):
     assert refused(tmp_path, text) == sentence
 
 
+def test_a_share_is_refused_under_a_sum_that_shows_no_message(tmp_path):
+    share = 'share = { data = "digits", model = "mlp", batch = 2, images = 2 }\ndefense'
+    text = SUITE.replace("defense", share)
+    path = tmp_path / "shown.toml"
+    path.write_text(text, encoding="utf-8")
+    assert load(path).share is not None
+    assert refused(tmp_path, text.replace(CLIENTS, CLIENTS + ', aggregation = "sum"')) == (
+        "share: must be absent with aggregation = 'sum', under which no message of a client is seen"
+    )
+
+
 def test_a_sampler_that_counts_the_examples_of_a_client_is_refused(tmp_path):
     text = SUITE.replace("lr = 0.5 }", 'lr = 0.5, sampling = "cyclic", groups = 2 }')
     assert re.search(r"task\.sampling: .* got 'cyclic'; take poisson", refused(tmp_path, text))

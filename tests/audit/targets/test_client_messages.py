@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from leakbench.attacks.core import Access, AccessError, Knows, NotApplicable, Requirements, narrow
+from leakbench.attacks.core import Access, AccessError, Knows, NotApplicable, Requirements, granted, narrow
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.subjects.client_attacks import _messages
 from leakbench.audit.subjects.federated_run import ClientsRun
@@ -78,7 +78,7 @@ def noisy_sums(model: ClientsRun, reply, sums) -> torch.Tensor:
     steps = {step.step: step for step in model.watched.steps}
     total = torch.zeros(len(reply.displacement), dtype=torch.float64)
     for number, weight in enumerate(sums.weights):
-        (released,) = steps[first + number].noisy
+        (released,) = granted(steps[first + number].noisy)
         total += weight * sums.lifted(released.unsqueeze(0)).squeeze(0).double()
     return total
 
@@ -86,17 +86,17 @@ def noisy_sums(model: ClientsRun, reply, sums) -> torch.Tensor:
 @subtests("name", list(METHODS))
 def test_a_message_shows_the_weighted_sum_of_the_recorded_noisy_sums(runs, name):
     model = runs(name)
-    target, _, _ = target_of(model)
+    messages = list(target_of(model)[0].messages)
     replies = model.watched.replies[model.attacked]
     data = model.private_side(model.attacked)
-    assert len(target.messages) == len(replies) == len(model.schedule.rounds_of(model.attacked))
+    assert len(messages) == len(replies) == len(model.schedule.rounds_of(model.attacked))
     momentum = model.request.training.momentum
-    for message, reply in zip(target.messages, replies, strict=True):
+    for message, reply in zip(messages, replies, strict=True):
         sums = sums_of(reply, model.run.method, Recipe(momentum=momentum), data.expected_batch)
         assert not isinstance(sums, str)
         expected = noisy_sums(model, reply, sums)
         # Float32 rounding of local models of size 1, in units of a step of rate / batch.
-        assert (message.sums.double() - expected).norm() < 1e-4 * expected.norm()
+        assert (granted(message.sums).double() - expected).norm() < 1e-4 * expected.norm()
         assert message.round == reply.round.number and message.weights == sums.weights
 
 
@@ -107,9 +107,9 @@ def test_what_others_leave_of_a_non_member_is_noise_of_the_stated_size(runs, nam
     outside = (~torch.isin(candidates.ids, own.ids)).nonzero().flatten()
     total = count = 0.0
     for message in target.messages:
-        rows = message.others_removed(slice(0, len(candidates)))[outside]
+        rows = granted(message.others_removed)(slice(0, len(candidates)))[outside]
         assert torch.equal(rows, rows[:1].expand_as(rows))  # the same noise, without any candidate's contribution
-        std = message.noise_std * sum(w**2 for w in message.weights) ** 0.5
+        std = granted(message.noise_std) * sum(w**2 for w in message.weights) ** 0.5
         white = rows[0] / std
         shape = model.watched.replies[model.attacked][0].message.tensors["values"].numel()
         total, count = total + float(white.square().sum()), count + min(shape, int((white != 0).sum()))
@@ -125,7 +125,7 @@ def test_what_others_leave_of_a_member_has_its_contributions_besides(runs):
     target, candidates, own = target_of(model)
     data, inside = model.private_side(model.attacked), torch.isin(candidates.ids, own.ids)
     for message, reply in zip(target.messages, model.watched.replies[model.attacked], strict=True):
-        rows = message.others_removed()
+        rows = granted(message.others_removed)()
         extra = rows - rows[(~inside).nonzero()[0]]
         first = reply.round.context.step
         times = torch.zeros(len(candidates))
@@ -230,10 +230,10 @@ def test_models_of_rounds_are_those_that_the_run_sent(runs):
     answers = [m.logits(inputs) for m in target.models]
     assert len(answers) == 4
     assert torch.allclose(answers[0], model.network(inputs))
-    assert torch.allclose(target.final.logits(inputs), model.run.model(inputs))
+    assert torch.allclose(granted(target.final).logits(inputs), model.run.model(inputs))
     for message in target.messages:
         assert torch.equal(message.global_model.logits(inputs), answers[message.round])
     named = {name: p for name, p in model.network.named_parameters()}
-    first = next(iter(target.models)).parameters
+    first = granted(next(iter(target.models)).parameters)
     assert {name: p.shape for name, p in first.items()} == {name: p.shape for name, p in named.items()}
     assert all(torch.equal(first[name], named[name]) for name in named)

@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import dp_accounting
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbench.attacks.bias_division import bias_division
-from leakbench.attacks.core import Examples, NotApplicable
+from leakbench.attacks.core import Examples, NotApplicable, granted
 from leakbench.attacks.inverting_gradients import inverting_gradients
 from leakbench.attacks.label_recovery import label_recovery
 from leakbench.attacks.rero import rero
@@ -155,11 +156,11 @@ def test_a_message_of_one_step_is_the_shared_update_of_the_same_defense(name):
     central = simulate_share(net(), *data(), method(name).client, **settings).observation
     message = sent(name).observation
     # A direction's sign is arbitrary.
-    close = {"rtol": 1e-9, "atol": 1e-12}
+    close: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
     torch.testing.assert_close(message.released.abs(), central.released.abs(), **close)
     others = data(seed=3)
     torch.testing.assert_close(message.simulate(*others).abs(), central.simulate(*others).abs(), **close)
-    ours, theirs = (seen.structure().parts for seen in (message, central))
+    ours, theirs = (granted(seen.structure)().parts for seen in (message, central))
     assert [part.kind for part in ours] == [part.kind for part in theirs]
 
 
@@ -198,7 +199,7 @@ def test_residuals_of_the_true_data_are_in_units_of_the_noise(name, steps):
     for key in range(12):
         # Small steps: noise then moves no gradient, and adds up as the deviation says.
         seen = sent(name, steps, noise=1.5, lr=1e-4, key=key).observation
-        residual = seen.residual(seen.simulate(*data()))[seen.noise_std > 0]
+        residual = seen.residual(seen.simulate(*data()))[granted(seen.noise_std) > 0]
         squares, count = squares + float(residual.square().sum()), count + len(residual)
     mean = squares / count
     assert abs(mean - 1) < 5 * (2 / count) ** 0.5 + 0.02, (mean, count)
@@ -264,7 +265,7 @@ def test_the_claim_is_of_the_message_and_of_its_unit():
 def test_noise_at_the_server_leaves_the_message_as_it_was():
     quiet, noisy = (sent("dp_fed_avg", 4, noise=noise).observation for noise in (0.0, 5.0))
     assert torch.equal(quiet.released, noisy.released)
-    assert not noisy.noise_std.any()
+    assert not granted(noisy.noise_std).any()
     # Its clipping is the server's, too.
     plain = sent("sgd", 4).observation
     assert torch.equal(noisy.released, plain.released)

@@ -31,12 +31,12 @@ OUTSIDE = 1e-3
 
 @runtime_checkable
 class Messages(Protocol):
-    """Codec of a method's messages."""
+    """Codec of a method's messages.
 
-    @property
-    def adds(self) -> bool:
-        """True if all messages of a round can have the same public positions, so that their sum can be decoded."""
-        ...
+    Two further properties are optional, and False without a definition: `adds`, true if all messages of a round can
+    have the same public positions, so that their sum can be decoded, and `reads_update`, true if an update of a local
+    step decides the positions.
+    """
 
     def prepare(self, context: Context) -> Codec | None:
         """Returns a codec that all parties compute themselves at the global model, or None."""

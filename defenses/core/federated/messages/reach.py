@@ -65,8 +65,11 @@ def reach_of(plans: Sequence[StepPlan]) -> Reach:
     return union([reach(plan) for plan in plans])
 
 
-def same(first: Reach, other: Reach) -> bool:
-    """Returns whether two codecs have the same coordinates, or the same directions."""
+def same(first: Codec, other: Codec) -> bool:
+    """Returns whether two codecs have the same coordinates, or the same directions.
+
+    Codecs that are no `Reach` are compared by identity alone, so that a copy counts as another.
+    """
     if first is other:
         return True
     if isinstance(first, Subspace) and isinstance(other, Subspace):

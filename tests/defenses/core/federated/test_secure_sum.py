@@ -38,6 +38,7 @@ from leakbench.defenses.fed_pcdp import fed_pcdp
 from leakbench.defenses.local_noise_filter import local_noise_filter
 from leakbench.defenses.moon import moon
 from leakbench.defenses.per_layer import per_layer
+from leakbench.defenses.percentile_filter import percentile_filter
 from leakbench.defenses.pfa import pfa
 from leakbench.defenses.random_sparsification import random_sparsification
 from leakbench.defenses.ranked import ranked
@@ -326,7 +327,8 @@ def test_predictions_and_calibrations_are_of_the_noise_that_claims_count_on(part
     run = federated(method, federation=federation, schedule=schedule)
     assert [ledger.entries for ledger in run.ledgers] == [ledger.entries for ledger in ledgers]
     shown = replace(federation, aggregation="messages", least_honest=None, colluders=None)
-    trusted = calibrate_federated(dp_fed_avg(), [12] * 4, epsilon=3.0, delta=DELTA, **known | {"federation": shown})
+    of_messages: dict[str, Any] = known | {"federation": shown}
+    trusted = calibrate_federated(dp_fed_avg(), [12] * 4, epsilon=3.0, delta=DELTA, **of_messages)
     senders = 4 if participants == "poisson" else 2
     ratio = (method.noise_multiplier or 0.0) / (trusted.noise_multiplier or 1.0)
     assert ratio == pytest.approx(math.sqrt(senders), rel=1e-9)
@@ -421,6 +423,7 @@ def test_messages_of_several_forms_have_no_sum():
             "aggregation must be 'messages', got 'sum', in which a lost client",
         ),
         (fed_lrs(noise_multiplier=1.0), {}, "got 'sum': its messages have positions of their own"),
+        (percentile_filter(), {}, "got 'sum': its codec, PercentileMessages, must say by `adds` that a sum"),
         (scaffold(stored=True, noise_multiplier=1.0), {}, "got 'sum': its server reads each client's message"),
         (
             pfa(variant="full", rank=2, budgets=(1.0, 2.0, 2.0, 1.0)),
@@ -447,4 +450,4 @@ def test_keys_of_a_sum_go_with_it():
             replace(FEDERATION, **{key: 2})
     with pytest.raises(ValueError, match="least_honest must be at least 1, got 0"):
         Federation(rounds=1, aggregation="sum", least_honest=0)
-    assert Federated(client=sgd(), messages=LargestEntries(sparsity=0.0)).messages.adds
+    assert LargestEntries(sparsity=0.0).adds

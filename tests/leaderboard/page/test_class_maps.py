@@ -6,7 +6,7 @@ import pytest
 
 from leakbench.audit.scoring.client_property import score_client_property
 from leakbench.leaderboard.board.rows import rows_from
-from leakbench.leaderboard.page.client_classes import MOST_CLIENTS, class_maps, map_lines
+from leakbench.leaderboard.page.class_maps import MOST_CLIENTS, class_maps, map_lines
 from leakbench.leaderboard.page.plots import styles
 from leakbench.leaderboard.records.record import RecordError
 
