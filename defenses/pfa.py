@@ -48,6 +48,8 @@ from .core import (
 )
 from .dp_sgd import dp_sgd
 
+_BASIS = "basis"  # and the number of a tensor, by which its directions are sent
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectedAverage(Average):
@@ -71,7 +73,7 @@ class ProjectedAverage(Average):
 
     def broadcast(self, state: tuple[Tensor, ...] | None) -> Mapping[str, Tensor]:
         """Returns the last directions, a basis [k, d_l] a tensor, where strict clients need them."""
-        return {f"basis{number}": basis for number, basis in enumerate(state or ())}
+        return {f"{_BASIS}{number}": basis for number, basis in enumerate(state or ())}
 
     def aggregate(
         self, state: tuple[Tensor, ...] | None, round: Round, replies: Sequence[Reply]
@@ -106,8 +108,14 @@ class ProjectedAverage(Average):
 
 def _sent(round: Round) -> Subspace | None:
     """Returns the directions that the server has sent; None before it has any."""
-    bases = [round.broadcast[name].to(round.parameters) for name in round.broadcast if name.startswith("basis")]
-    return Subspace(tuple(bases), round.context.layout.slices, round.context.dim) if bases else None
+    context, sent = round.context, round.broadcast
+    if not any(name.startswith(_BASIS) for name in sent):
+        return None
+    names = [f"{_BASIS}{number}" for number in range(len(context.layout.slices))]  # arrays may come in another order
+    if absent := sorted({*names} - {*sent}):
+        raise ValueError(f"broadcast must have the directions of every tensor, got none named '{absent[0]}'")
+    bases = tuple(sent[name].to(round.parameters) for name in names)
+    return Subspace(bases, context.layout.slices, context.dim)
 
 
 @dataclass(frozen=True, kw_only=True)

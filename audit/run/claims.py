@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -30,7 +30,7 @@ from leakbench.leaderboard.records.task import TrainingTask, UpdateTask
 from ..catalog import methods as catalog
 from ..catalog.plugins import is_path
 from ..targets.local_steps import LocalTraining
-from .federated_claims import proved_by_clients, proved_by_message
+from .federated_claims import proved_by_clients, proved_by_message, unproved_clients
 
 OTHER_VERSIONS = 1e-3
 """Relative difference allowed between accountants of two versions."""
@@ -184,6 +184,19 @@ def _federated_fault(record: Record, claim: RecordedClaim, task: TrainingTask) -
     proved = proved_by_clients(record, task, claim.delta)
     calibrated = any(getattr(record.budget, kind) is not None for kind in ("epsilon", "advantage", "tpr"))
     return _unspent(record.budget, proved) if calibrated else ""
+
+
+def clients_fault(record: Record, epsilons: Sequence[float]) -> str:
+    """Returns the reason why epsilons of clients do not follow from their record's rounds; empty if they do.
+
+    Args:
+        record: of kind "federation", in whose claim no fault is found; its content is untrusted.
+        epsilons: of the clients by number, in nats; of the record's arrays.
+    """
+    try:
+        return unproved_clients(record, epsilons, tolerance=OTHER_VERSIONS)
+    except Exception as error:  # untrusted file
+        return f"epsilons of its clients cannot be computed again: {' '.join(str(error).split())}"
 
 
 def _counted(task: TrainingTask) -> tuple[Sampling, FeatureStatistics | None]:

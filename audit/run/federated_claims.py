@@ -1,8 +1,10 @@
-"""Claims of federated records, predicted again from sizes, rounds, schedule and noise."""
+"""Claims of federated records, and of each of their clients, predicted again from sizes, rounds, schedule and noise."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, cast
@@ -12,6 +14,7 @@ from leakbench.defenses.core.federated.run import relation_of
 from leakbench.leaderboard.records.record import Record
 from leakbench.leaderboard.records.task import TrainingTask, UpdateTask
 
+from ..catalog.plugins import is_path
 from ..plan.federation import lifted, own_multiplier, schedule_of
 from ..plan.request import RequestedMethod
 from ..suite.federated import FederatedTable
@@ -29,16 +32,49 @@ def proved_by_clients(record: Record, task: TrainingTask, delta: float) -> Claim
     Raises:
         TypeError, ValueError: for untrusted content that is no federated training.
     """
+    return max(_proved_by_each(record, task, delta), key=lambda claim: claim.epsilon)
+
+
+def unproved_clients(record: Record, epsilons: Sequence[float], *, tolerance: float) -> str:
+    """Returns the reason why epsilons of clients do not follow from a record's rounds; empty if they do.
+
+    Args:
+        record: of kind "federation", in whose claim no fault is found.
+        epsilons: of the clients by number, in nats; of the record's arrays.
+        tolerance: relative.
+
+    Raises:
+        TypeError, ValueError: for untrusted content that is no federated training.
+    """
+    claim, task = record.claim, record.task
+    if not isinstance(task, TrainingTask) or is_path(record.defense.name):  # which would be executed
+        return ""
+    if claim is None or record.noise_multiplier is None:
+        proves_nothing = all(math.isinf(epsilon) for epsilon in epsilons)
+        return "" if proves_nothing else "epsilons of its clients follow from no claim and no noise multiplier"
+    proved = [own.epsilon for own in _proved_by_each(record, task, claim.delta)]
+    if len(epsilons) != len(proved):
+        return f"its arrays have {len(epsilons)} clients, and its task has {len(proved)}"
+    for client, (epsilon, least) in enumerate(zip(epsilons, proved, strict=True)):
+        if not epsilon >= least * (1 - tolerance):  # false for NaN
+            return f"epsilon {epsilon:.4g} of client {client} does not follow from its steps, which prove {least:.4g}"
+    return ""
+
+
+def _proved_by_each(record: Record, task: TrainingTask, delta: float) -> tuple[Claim, ...]:
+    """Returns the claim of every client that a record's rounds prove."""
     sizes = task.client_sizes
     nominal = task.get("nominal_size")
     public = tuple(size and (nominal or size) for size in sizes)
     seed = (task.schedule_of or {}).get("seed")
     if not isinstance(seed, int) or not sizes or record.noise_multiplier is None:
         raise ValueError("a federated record must have client_sizes and the seed of its schedule")
+    if min(sizes) < 0 or sum(sizes) != task.trained_on:
+        raise ValueError(f"client_sizes must add up to the {task.trained_on} examples of the training, got {sizes}")
     defense = json.dumps(json.loads(record.to_json())["defense"], sort_keys=True)
     sampling = Sampling(cast(Any, task.sampling), task.sample_rate)
     table = json.dumps(task.federated, sort_keys=True, default=dict)
-    return _predicted(defense, record.noise_multiplier, table, public, sampling, seed, delta)
+    return _predicted(defense, record.noise_multiplier, table, public, sampling, seed, delta, nominal is None)
 
 
 def proved_by_message(record: Record, task: UpdateTask, delta: float) -> Claim:
@@ -73,6 +109,8 @@ def _predicted_message(defense: str, sigma: float, table: str, batch: int, examp
     method = lifted(RequestedMethod(kind="defenses", name=chosen["name"], settings=chosen["settings"]), clients)
     if own_multiplier(method) is None:
         method = method.with_noise(sigma)
+    if method.noise_place == "server":
+        raise ValueError(f"a message must have noise to prove an epsilon, and '{method.name}' adds it at the server")
     client, sampling = attacked_client(method), sampling_of_messages(batch, examples)
     ledgers = predict_federated(
         method,
@@ -86,8 +124,15 @@ def _predicted_message(defense: str, sigma: float, table: str, batch: int, examp
 
 @cache
 def _predicted(
-    defense: str, sigma: float, table: str, sizes: tuple[int, ...], sampling: Sampling, seed: int, delta: float
-) -> Claim:
+    defense: str,
+    sigma: float,
+    table: str,
+    sizes: tuple[int, ...],
+    sampling: Sampling,
+    seed: int,
+    delta: float,
+    size_public: bool,
+) -> tuple[Claim, ...]:
     clients = FederatedTable.model_validate_json(table)
     chosen = json.loads(defense)
     method = lifted(RequestedMethod(kind="defenses", name=chosen["name"], settings=chosen["settings"]), clients)
@@ -101,5 +146,6 @@ def _predicted(
         sampling=sampling,
         schedule=schedule_of(federation, list(sizes), seed),
     )
-    claim = max((ledger.claim(delta, unit=method.unit) for ledger in ledgers), key=lambda claim: claim.epsilon)
-    return replace(claim, relation=relation_of(claim.relation, method, federation, size_public=True))
+    claims = [ledger.claim(delta, unit=method.unit) for ledger in ledgers]
+    relations = [relation_of(claim.relation, method, federation, size_public=size_public) for claim in claims]
+    return tuple(replace(claim, relation=relation) for claim, relation in zip(claims, relations, strict=True))

@@ -10,10 +10,11 @@ on half of the candidates and the bound behind a verdict:
 - reconstruction: PSNR, its floors, the gains over them with the verdict, MSE and SSIM; picks of candidates.
 
 Flags that decide whether a bound is valid have to agree with the rest of the record, and a claim has to follow from its
-steps, noise and budget. These metrics need more than arrays and are not compared: LPIPS (weights), label accuracy,
-coverage and certificates of reconstructions (statements of the attack), identifiability (the other images), an attack's
-objective, the cosine of successive updates (stored in no file), the bounds allowed by a claim, and SSIM if torchmetrics
-is not installed, here or on the machine that wrote the record.
+steps, noise and budget, as has every client's epsilon in the table of a federation. These metrics need more than arrays
+and are not compared: LPIPS (weights), label accuracy, coverage and certificates of reconstructions (statements of the
+attack), identifiability (the other images), an attack's objective, the cosine of successive updates (stored in no
+file), the bounds allowed by a claim, and SSIM if torchmetrics is not installed, here or on the machine that wrote the
+record.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ..catalog.messages import CatalogError
 from ..plan.threat_models import THREAT_MODELS
 from ..scoring import canaries, random_split
 from ..scoring.shift import LEVEL as SHIFTED
-from .claims import OTHER_VERSIONS, claim_fault, proved_claim
+from .claims import OTHER_VERSIONS, claim_fault, clients_fault, proved_claim
 
 OF_EXTRAS = ("ssim", "lpips")
 """Metrics that are null if an optional package is not installed."""
@@ -60,6 +61,8 @@ def contradiction(record: Record, folder: Path) -> str:
     except Exception as error:  # a third-party file may raise any exception
         return f"its arrays {record.arrays} cannot be scored: {' '.join(str(error).split())}"
     if fault := claim_fault(record):
+        return fault
+    if record.kind == "federation" and (fault := clients_fault(record, table["epsilon"].tolist())):
         return fault
     for name, metric in again.items():
         recorded = record.metrics.get(name)

@@ -1,5 +1,6 @@
 """What is particular to PFA: what projecting the message alone loses, the server's projection, the loosest budgets."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,6 +117,14 @@ def test_strict_clients_of_the_plus_variant_send_coefficients_along_the_last_rou
     inside = torch.cat([v.T @ (v @ strict[start:stop]) for v, start, stop in moved])
     next_model = plus.rounds[2].parameters - second.parameters
     torch.testing.assert_close(next_model, 0.5 * loose + 0.5 * inside, rtol=1e-4, atol=1e-5)
+
+
+def test_a_broadcast_without_the_directions_of_a_tensor_is_refused():
+    method = pfa(variant="plus", rank=1, budgets=(0.5, 4.0))
+    zero = torch.zeros(LAYOUT.dim)
+    here = replace(round_at(zero), broadcast={"basis0": torch.eye(1, LAYOUT.sizes[0])}, client=1)
+    with pytest.raises(ValueError, match="must have the directions of every tensor, got none named 'basis1'"):
+        method.messages.encode(zero, here)
 
 
 def test_directions_of_the_plus_variant_stay_over_rounds_without_loose_clients():

@@ -44,10 +44,11 @@ def predict_federated(
     clients = range(len(sizes))
     populated = [client for client in clients if sizes[client]]
     schedule.check(federation, populated)
+    own = federation.samplings(sampling, sizes)
     if not federation.shows_messages and method.noise_place != "server":
         refuse_small_rounds(federation, len(populated), hidden=False)
     if method.noise_place == "local steps":
-        own, whole = federation.samplings(sampling, sizes), schedule.whole(populated)
+        whole = schedule.whole(populated)
         known: dict[object, Ledger] = {}
         ledgers = []
         for client in clients:

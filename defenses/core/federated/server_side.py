@@ -55,6 +55,7 @@ class ServerSide:
         lr: float = 0.1,
         public: LabelledData | None = None,
         key: int | None = None,
+        exact: bool = False,
         schedule: RoundSchedule | None = None,
         recipe: Recipe | None = None,
         execution: Execution | None = None,
@@ -73,6 +74,8 @@ class ServerSide:
             public: as at the clients.
             key: secret key of the server, of its noise and of `poisson` participants; drawn from the operating system
                 if None.
+            exact: as at the clients, if they add the noise, which decides the unit of their sum; otherwise whether the
+                server's noise is exact, from the operating system.
             schedule: participants of every round; drawn if None.
             recipe: as at the clients.
             execution: engine, memory and device.
@@ -80,7 +83,7 @@ class ServerSide:
                 participants `poisson` or noise at the server as private as the data. None for a server that is one
                 process.
         """
-        settings = settings_of(method, federation, sampling, recipe, execution, lr=lr, seed=seed, key=key, exact=False)
+        settings = settings_of(method, federation, sampling, recipe, execution, lr=lr, seed=seed, key=key, exact=exact)
         settings = replace(settings, schedule=schedule, checkpoint=checkpoint)
         self._federation, self._unwritten = OngoingFederation(model, elsewhere(sizes), public, settings), False
         self._written = self._federation.state.parameters

@@ -158,6 +158,8 @@ class ClientSide:
             clients[number] = (self.number,)
             setup.schedule = replace(setup.schedule, rounds=tuple(clients))
         try:
+            if self._shared:  # its ledger charges a cycle of a partition once: a server must not ask for another round
+                setup.schedule.check_of_clients(federation.settings.federation, given=False)
             outcome = federation.opened({name: tensor_like(part, state.parameters) for name, part in sent.items()})
         except BaseException:  # no private example was read
             state.round, setup.schedule = earlier
@@ -236,7 +238,8 @@ def local_round(client: ClientSide, number: int, arrays: Arrays) -> dict[str, np
         The message, for `aggregate`.
 
     Raises:
-        ValueError: for a round that the client has taken or missed already, a model of another size, or a broadcast
-            without what the server's rule sends. A round that fails after its first step is taken, and stays charged.
+        ValueError: for a round that the client has taken or missed already, one at another place of a `partition` where
+            it adds a share of the noise, a model of another size, or a broadcast without what the server's rule sends.
+            A round that fails after its first step is taken, and stays charged.
     """
     return to_arrays(client.take(number, arrays))

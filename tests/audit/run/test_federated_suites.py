@@ -4,11 +4,13 @@ import dataclasses
 import json
 import shutil
 
+import pyarrow.parquet as pq
 import pytest
 
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.run.claims import claim_fault
 from leakbench.audit.run.verify import contradiction
+from leakbench.audit.scoring.federation import score_federation
 from leakbench.leaderboard.board.table import Board
 from leakbench.leaderboard.records.record import Record, read_all
 
@@ -66,6 +68,47 @@ def test_an_epsilon_below_what_the_rounds_prove_is_noticed(results):
     assert "does not follow from its steps" in claim_fault(longer)
     nothing = dataclasses.replace(record, task={key: value for key, value in content.items() if key != "client_sizes"})
     assert "cannot be counted" in claim_fault(nothing)
+
+
+def test_clients_that_do_not_hold_the_trained_examples_are_noticed(results):
+    """A federation of empty clients is never scheduled, so its rounds would prove epsilon 0."""
+    _, records = results
+    record = of(records, "fed_avg")
+    assert record.claim is not None
+    task = json.loads(record.to_json())["task"] | {"client_sizes": [0, 0, 0]}
+    nothing = dataclasses.replace(record.claim, epsilon=0.0, epsilon_rdp=0.0)
+    budget = {"noise_multiplier": record.noise_multiplier, "delta": 1e-5}
+    empty = dataclasses.replace(record, task=task, claim=nothing, budget=budget)
+    assert "client_sizes must add up to the 60 examples of the training, got (0, 0, 0)" in claim_fault(empty)
+
+
+def test_epsilons_of_clients_below_what_their_rounds_prove_are_noticed(results, tmp_path):
+    """The page draws them, from a table whose metrics agree with it."""
+    folder, records = results
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    for name, control in (("fed_avg", None), ("dp_fed_avg", None), ("pfa", None)):
+        record = of(records, name, "federation", control)
+        assert record.arrays is not None and contradiction(record, copy / "records") == ""
+        path = copy / "records" / record.arrays
+        table = pq.read_table(path)
+        epsilons = [epsilon / 10 for epsilon in table["epsilon"].to_pylist()]
+        place = table.column_names.index("epsilon")
+        pq.write_table(table.set_column(place, "epsilon", [epsilons]), path)
+        again = score_federation(
+            {column: table[column].to_pylist() for column in table.column_names} | {"epsilon": epsilons}
+        )
+        forged = dataclasses.replace(record, metrics=dict(record.metrics) | again)
+        assert "does not follow from its steps" in contradiction(forged, copy / "records")
+
+
+def test_nominal_sizes_hide_the_weights_and_records_of_them_are_accepted(tmp_path):
+    text = TOY.replace("seeds = [0, 2]", "seeds = [0]\ncontrols = false").replace(
+        "lr = 0.5", "lr = 0.5, nominal_size = 20"
+    )
+    records = [r for r in run(text.replace("participation", 'weights = "size", participation'), tmp_path)]
+    averaged = of(records, "fed_avg")
+    assert averaged.claim is not None and averaged.claim.relation == "add_remove"
+    assert {contradiction(r, tmp_path / "records") for r in records if r.status == "ok"} == {""}
 
 
 def test_units_have_tables_of_their_own(results):

@@ -11,7 +11,7 @@ from leakbench.attacks.core import Observation, Reconstruction
 from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.run import harness
-from leakbench.audit.run.claims import unproved_share
+from leakbench.audit.run.claims import claim_fault, unproved_share
 from leakbench.audit.run.job import compute
 from leakbench.audit.subjects.outcome import Outcome
 from leakbench.audit.suite.suite import SuiteError
@@ -184,3 +184,13 @@ def test_the_claim_of_a_message_follows_from_its_record_and_a_better_one_does_no
     assert noisy.claim is not None and noisy.claim.epsilon is not None and math.isfinite(noisy.claim.epsilon)
     better = replace(noisy.claim, epsilon=noisy.claim.epsilon * 0.9)
     assert "does not follow from its steps" in unproved_share(replace(noisy, claim=better))
+
+
+def test_an_epsilon_for_a_message_without_noise_of_its_own_is_noticed(suite_of, watched, tmp_path):
+    """The noise of `dp_fed_avg` comes after the message, which its attacks see as it was sent."""
+    suite = suite_of(SUITE).select(defenses=["dp_fed_avg"])
+    records = harness.run(suite, tmp_path / "records", device=CPU, jobs=1)
+    (sent, *_) = (r for r in records if r.kind == "reconstruction" and r.status == "ok")
+    assert sent.claim is not None and sent.claim.epsilon is None and claim_fault(sent) == ""
+    forged = replace(sent.claim, epsilon=2.8, relation="zero_out", unit="client", sampling="partition", reason="")
+    assert "adds it at the server" in claim_fault(replace(sent, claim=forged, noise_multiplier=1.5))

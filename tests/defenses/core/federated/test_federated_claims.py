@@ -299,6 +299,7 @@ def test_predictions_refuse_what_a_run_refuses():
         (dp_fed_avg(**noisy), {"federation": half, "schedule": twice}, "same round of every 2, got client 0"),
         (dp_fed_avg(**noisy), {"federation": replace(FEDERATION, weights="size")}, "weights must be 'uniform'"),
         (Federated(client=sgd(), server=PrivateAverage(defense=dpsur(**noisy))), {}, "a round has no trial"),
+        (dp_fed_avg(**noisy), {"sampling": partition(0.2)}, "local_steps must be whole epochs of 5"),
     ]
     for method, settings, words in cases:
         usual: dict[str, Any] = {"federation": FEDERATION, "sampling": poisson(0.4), "schedule": EVERYBODY} | settings

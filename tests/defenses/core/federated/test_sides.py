@@ -103,7 +103,7 @@ def client_of(number, method, *, key: int | None = 7, checkpoint=None, **setting
 
 
 class Record:
-    """A stand-in for another framework's record: what it gives back was bytes."""
+    """A stand-in for another framework's record: what it gives back was bytes, in an order of its own."""
 
     def __init__(self, arrays):
         self.parts = {}
@@ -113,7 +113,8 @@ class Record:
             self.parts[name] = memory.getvalue()
 
     def arrays(self):
-        return {name: np.load(io.BytesIO(part), allow_pickle=False) for name, part in self.parts.items()}
+        parts = reversed(self.parts.items())
+        return {name: np.load(io.BytesIO(part), allow_pickle=False) for name, part in parts}
 
 
 def run_by_sides(

@@ -124,6 +124,37 @@ def test_a_client_is_charged_before_it_sends_and_for_rounds_in_which_all_were_to
         assert client.ledger.steps == expected
 
 
+def test_a_client_of_a_partition_refuses_the_rounds_of_others(tmp_path):
+    """Its ledger charges a cycle once: a server that asks for every round would get four releases for one."""
+    federation = replace(OF_SUM, rounds=8, participation=0.25, participants="partition", least_honest=1, colluders=None)
+    down = ServerSide(network(), dp_fed_avg(**NOISY), **common(federation=federation)).arrays
+    for file in (None, tmp_path / "client"):
+        client = client_of(1, dp_fed_avg(**NOISY), federation=federation, checkpoint=file)
+        local_round(client, 1, down)
+        if file is not None:
+            client = client_of(1, dp_fed_avg(**NOISY), federation=federation, checkpoint=file)
+        with pytest.raises(
+            ValueError, match="a partition must have a client in the same round of every 4, got client 1"
+        ):
+            local_round(client, 2, down)
+        assert client.ledger.steps == 2
+        local_round(client, 5, down)
+        assert client.ledger.steps == 6
+
+
+def test_a_server_opens_exact_shares_in_their_unit():
+    method = dp_fed_avg(update_norm=0.05, **NOISY)
+    model = network()
+    server = ServerSide(model, method, schedule=SCHEDULE, exact=True, **common())
+    clients = {number: client_of(number, method, key=None, exact=True) for number in server.clients}
+    replies = {number: local_round(client, 0, server.arrays) for number, client in clients.items()}
+    aggregate_sum(server, summed([*replies.values()]), [*replies])
+    moved = (LAYOUT.read(model) - LAYOUT.read(network())).norm()
+    # The noise has z S sqrt(43) / 4 = 0.107 in all; in the unit of other noise it would be 2^12 times as much.
+    assert 0.02 < moved < 0.3
+    assert any(entry.exact for entry in server._federation.setup.ledgers[0].entries)
+
+
 def test_a_client_of_a_sum_goes_on_from_its_file(tmp_path):
     for name in ("dp_fed_avg", "secret participants"):
         method, settings = METHODS[name]
