@@ -1,7 +1,7 @@
 """Lines over seeds: means, the band from the least to the largest seed, and the plots that show several of them.
 
 A plot holds as many lines as there are markers, so more methods are dealt to several plots with the same axes. Long
-curves are thinned, and keep the extremes between the kept points.
+curves are thinned, and keep the extremes of every stretch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +25,9 @@ MOST = len(SHAPES)
 
 POINTS = 120
 """Largest number of points of a line that are spread evenly, and again of those spread over the logarithm."""
+
+STRETCHES = 30
+"""Number of stretches of a thinned line of which the least and the largest value are kept, too."""
 
 MARKS = 4
 """Number of marks on a line; they tell lines apart and hold the numbers of tooltips."""
@@ -224,11 +227,15 @@ def kept_positions(count: int) -> list[int]:
 
 
 def _with_extremes(line: SeedLine, kept: Sequence[int]) -> list[int]:
-    """Adds the least and the largest value between kept positions, so that no drop or peak of a curve is lost."""
+    """Adds the least and the largest value of every stretch of a thinned line, so that no drop or peak is lost."""
+    count = len(line.x)
+    if len(kept) == count:
+        return [*kept]
+    edges = np.linspace(0, count, STRETCHES + 1).astype(int)
     further = [
-        i + offset
-        for i, j in pairwise(kept)
-        for offset in (int(line.low[i : j + 1].argmin()), int(line.high[i : j + 1].argmax()))
+        i + int(offset)
+        for i, j in pairwise(edges.tolist())
+        for offset in (line.low[i:j].argmin(), line.high[i:j].argmax())
     ]
     return sorted({*kept, *further})
 
