@@ -32,17 +32,27 @@ class PublicComparison:
     missing: tuple[Row, ...] = ()
 
     @property
+    def _shared(self) -> list[tuple[Row, set[int], set[int]]]:
+        """(row, seeds that it shares with the control, seeds of either) of the compared rows."""
+        control = {*accuracies(self.control)}
+        seeds = [(row, {*accuracies(row)}) for row, _ in self.verdicts]
+        return [(row, own & control, own | control) for row, own in seeds]
+
+    @property
     def sentence(self) -> str:
         """Cells that the control is above, and those that it is not."""
         above, below, untold = (
             [row.label for row, place in self.verdicts if place == verdict] for verdict in ("above", "below", "untold")
         )
-        every = len(above) == len(self.verdicts)
-        share = "every cell that proves" if every else f"{len(above)} of {len(self.verdicts)} cells that prove"
+        cells = len(self.verdicts) + len(self.missing)
+        share = "every cell that proves" if len(above) == cells else f"{len(above)} of {cells} cells that prove"
         units = {row.section[3] for row, _ in self.verdicts}
         words = f"{_control_words(self.control)} {share} an epsilon"
         words += f"{', of either privacy unit' if len(units) > 1 else ''}: "
-        words += "in every seed, by the records' 95 % intervals over test examples."
+        words += "in every seed that both have, by the records' 95 % intervals over test examples."
+        few = [f"{row.label} {len(seeds)} of {len(own)}" for row, seeds, own in self._shared if len(seeds) < len(own)]
+        if few:
+            words += f" Compared in fewer seeds than were measured: {', '.join(few)}."
         if below:
             words += f" Above it: {', '.join(below)}."
         if untold:

@@ -133,6 +133,8 @@ def map_lines(
     if not all(np.isfinite(values).all() for values in table.values()):
         raise RecordError("its arrays must hold finite numbers")
     numbers = {key: table[key].astype(int) for key in ("client", "class")}
+    if not np.isin(table["named"], (0, 1)).all():
+        raise RecordError("its arrays must hold 0 or 1 as named")
     shares, named = table["held"], table["named"].astype(bool)
     classes, clients = (tuple(np.unique(numbers[key]).tolist()) for key in ("class", "client"))
     places = set(zip(numbers["client"].tolist(), numbers["class"].tolist(), strict=True))
@@ -144,6 +146,8 @@ def map_lines(
         raise RecordError("its arrays must hold fractions of a client's examples")
     order = np.lexsort((numbers["class"], numbers["client"]))
     fractions, names = (values[order].reshape(len(clients), len(classes)) for values in (shares, named))
+    if (fractions.sum(axis=1) > 1 + 1e-6).any():
+        raise RecordError("its arrays must hold fractions of a client's examples, which sum to 1 at most")
     # A class is right if it is held, and fewer classes than were named are larger.
     larger = np.stack([np.searchsorted(np.sort(-own), -own, side="left") for own in fractions])
     right = names & (fractions > 0) & (larger < names.sum(axis=1, keepdims=True))

@@ -5,7 +5,7 @@ worst client is that of any seed. Numbers are those of the arrays beside the rec
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,12 +16,12 @@ from numpy import ndarray
 from ..board.rows import Row
 from ..kinds import KINDS
 from ..metrics import METRICS
-from ..records.record import RecordError
+from ..records.record import Record, RecordError
 from .axes import axis_over
 from .figures import Figure
 from .plots import Point, Style, styles
 from .rounds import budget_words, budgets_of, tested_words
-from .seed_bands import MARKS, SeedLine, band_figures, read_columns, seeds_words
+from .seed_bands import MARKS, SeedLine, band_figures, read_columns, refuse_outside, seeds_words
 
 KIND = KINDS["federation"].name
 ACCURACY, EPSILON = METRICS["accuracy"], METRICS["epsilon"]
@@ -33,6 +33,9 @@ _EVERY_MARK = 12
 
 _LOG_FROM = 20.0
 """Ratio of the largest to the least epsilon from which on the axis is logarithmic."""
+
+_LOG_TO = 1e9
+"""Ratio above which it is not: clients who pay next to nothing would have most of the axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +111,33 @@ def client_table(row: Row, folder: Path) -> ClientTable | None:
     sizes = {len(part["client"]) for part in parts}
     if len(sizes) > 1 or not min(sizes):
         raise RecordError("its seeds have different numbers of clients, or none")
+    for record, part in zip(cell.records.values(), parts, strict=True):
+        _refuse_impossible(record, part)
     return ClientTable(
         row=row, seeds=tuple(cell.records), columns={key: np.stack([part[key] for part in parts]) for key in _COLUMNS}
+    )
+
+
+def _refuse_impossible(record: Record, part: Mapping[str, Float[ndarray, " clients"]]) -> None:
+    """Refuses numbers that a quantity cannot have, clients that occur twice, and another epsilon than the record's."""
+    for name in ("client", "examples", "rounds"):
+        refuse_outside(part, name, whole=True)
+    if len(np.unique(part["client"])) < len(part["client"]):
+        raise RecordError("its arrays must hold every client once")
+    refuse_outside(part, "epsilon", infinite=True)
+    refuse_outside(part, "accuracy", ACCURACY.most, missing=True)
+    worst, largest = record.metrics.get("epsilon_worst"), float(part["epsilon"].max())
+    if worst is not None and not math.isclose(math.inf if worst.value is None else worst.value, largest, rel_tol=1e-6):
+        raise RecordError(f"the largest epsilon of its arrays must be the record's, got {largest:.6g}")
+
+
+def _claimed(table: ClientTable) -> bool:
+    """True if the worst client's epsilon is the claim of the records."""
+    records = next(cell for cell in table.row.cells if cell.kind == KIND).records.values()
+    claims = [None if record.claim is None else record.claim.epsilon for record in records]
+    return all(
+        claim is not None and math.isclose(claim, float(own.max()), rel_tol=1e-6)
+        for claim, own in zip(claims, table.columns["epsilon"], strict=True)
     )
 
 
@@ -143,8 +171,9 @@ def _epsilons(tables: Sequence[ClientTable], style: Style, name: str, left_out: 
     ]
     if proved:
         leading = max(proved, key=lambda table: float(table.columns["epsilon"].max()))
+        claimed = ", whose ε is the row's claim" * all(map(_claimed, proved))
         caption.append(
-            "Filled: the worst client of any seed, whose ε is the row's claim. "
+            f"Filled: the worst client of any seed{claimed}. "
             f"The largest is {_largest(leading, leading.worst('epsilon', 1))}."
         )
     if infinite:
@@ -158,7 +187,7 @@ def _epsilons(tables: Sequence[ClientTable], style: Style, name: str, left_out: 
         lines = [replace(line, style=own[line.series]) for line in lines]
     lines = labelled(lines, sign=1)
     values = [value for line in lines for value in line.values]
-    log = min(values) > 0 and max(values) > _LOG_FROM * min(values)
+    log = min(values) > 0 and _LOG_FROM < max(values) / min(values) < _LOG_TO
     y = axis_over("claimed ε", values, log=log, least=0.0)
     x = axis_over("clients, sorted by ε", [1.0, *(line.x[-1] for line in lines)], least=0.0, digits="d")
     numbers = ("defense", "clients", "least ε", "median ε", "largest ε", "worst client"), _epsilon_numbers(tables)

@@ -3,7 +3,7 @@
 Budgets have plots of their own. Numbers are those of the arrays beside the records of the kind `rounds`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from .axes import Axis, axis_over
 from .figures import Figure
 from .levels import public_levels
 from .plots import Style
-from .seed_bands import SeedLine, band_figures, read_columns, seeds_words
+from .seed_bands import SeedLine, band_figures, read_columns, refuse_outside, seeds_words
 
 KIND = KINDS["rounds"].name
 ACCURACY = METRICS["accuracy"]
@@ -95,8 +95,23 @@ def round_table(row: Row, folder: Path) -> RoundTable | None:
         raise RecordError("its arrays have no round")
     if not all(np.array_equal(part["round"][: len(rounds)], rounds) for part in parts):
         raise RecordError("its seeds have different rounds")
+    for part in parts:
+        _refuse_impossible(part)
     stacked = {key: np.stack([part[key][: len(rounds)] for part in parts]) for key in _COLUMNS[1:]}
     return RoundTable(row=row, seeds=tuple(cell.records), rounds=rounds + 1, columns=stacked)
+
+
+def _refuse_impossible(part: Mapping[str, Float[ndarray, " rounds"]]) -> None:
+    """Refuses rounds out of order, bytes that become fewer, and numbers that a quantity cannot have."""
+    refuse_outside(part, "round", whole=True)
+    refuse_outside(part, "accuracy", ACCURACY.most)
+    for name in ("bytes_up", "bytes_down"):
+        refuse_outside(part, name, whole=True)
+        if (np.diff(part[name]) < 0).any():
+            raise RecordError(f"its arrays must hold {name} so far, which never become fewer")
+    refuse_outside(part, "drift", missing=True, infinite=True)
+    if (np.diff(part["round"]) <= 0).any():
+        raise RecordError("its arrays must hold the rounds in order")
 
 
 def budget_words(row: Row) -> str:

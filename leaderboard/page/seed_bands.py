@@ -1,11 +1,12 @@
 """Lines over seeds: means, the band from the least to the largest seed, and the plots that show several of them.
 
 A plot holds as many lines as there are markers, so more methods are dealt to several plots with the same axes. Long
-curves are thinned.
+curves are thinned, and keep the extremes of every stretch.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,9 @@ MOST = len(SHAPES)
 
 POINTS = 120
 """Largest number of points of a line that are spread evenly, and again of those spread over the logarithm."""
+
+STRETCHES = 30
+"""Number of stretches of a thinned line of which the least and the largest value are kept, too."""
 
 MARKS = 4
 """Number of marks on a line; they tell lines apart and hold the numbers of tooltips."""
@@ -89,6 +93,40 @@ def read_columns(record: Record, folder: Path, names: Sequence[str]) -> dict[str
         if isinstance(error, RecordError):
             raise
         raise RecordError("its arrays cannot be read") from None
+
+
+LARGEST = 1e15
+"""Largest number that is drawn: a float still counts bytes exactly, and no axis overflows."""
+
+
+def refuse_outside(
+    columns: Mapping[str, Float[ndarray, " rows"]],
+    name: str,
+    most: float = LARGEST,
+    *,
+    whole: bool = False,
+    missing: bool = False,
+    infinite: bool = False,
+) -> None:
+    """Refuses a column with numbers that its quantity cannot have.
+
+    Args:
+        columns: of a record's arrays.
+        name: of the column.
+        most: largest number; the least is 0.
+        whole: whether its numbers are whole.
+        missing: whether they may be NaN.
+        infinite: whether they may be infinite.
+
+    Raises:
+        RecordError: a number is negative, too large or NaN, or not whole.
+    """
+    values = columns[name]
+    absent = (np.isnan(values) & missing) | (np.isposinf(values) & infinite)
+    inside = (values >= 0) & (values <= most) & ((values == np.floor(values)) | (not whole))
+    if not (absent | inside).all():
+        kind = "whole numbers" if whole else "numbers"
+        raise RecordError(f"its arrays must hold {kind} from 0 to {most:g} as {name}")
 
 
 def dealt(lines: Sequence[SeedLine]) -> list[Sequence[SeedLine]]:
@@ -188,8 +226,22 @@ def kept_positions(count: int) -> list[int]:
     return np.unique(np.concatenate([even, early]).round().astype(int)).tolist()
 
 
+def _with_extremes(line: SeedLine, kept: Sequence[int]) -> list[int]:
+    """Adds the least and the largest value of every stretch of a thinned line, so that no drop or peak is lost."""
+    count = len(line.x)
+    if len(kept) == count:
+        return [*kept]
+    edges = np.linspace(0, count, STRETCHES + 1).astype(int)
+    further = [
+        i + int(offset)
+        for i, j in pairwise(edges.tolist())
+        for offset in (line.low[i:j].argmin(), line.high[i:j].argmax())
+    ]
+    return sorted({*kept, *further})
+
+
 def _band(line: SeedLine, *, dashed: bool) -> Band:
-    kept = kept_positions(len(line.x))
+    kept = _with_extremes(line, kept_positions(len(line.x)))
     parts = {"x": line.x, "y": line.mean, "low": line.low, "high": line.high}
     return Band(series=line.series, dashed=dashed, **{key: values[kept].tolist() for key, values in parts.items()})
 

@@ -57,7 +57,14 @@ def test_only_seeds_that_both_have_are_compared(accuracies, public):
     assert verdicts([*public[:1], *accuracies("fed_avg", [0.85, 0.99])]) == {"fed_avg": "above"}
     lone = [record for record in accuracies("moon", [0.5, 0.5]) if record.seed == 1]
     (sentence,) = public_sentences(rows_from([*public[:1], *accuracies("fed_avg", [0.85]), *lone]))
-    assert "every cell" in sentence and sentence.endswith("Without a common seed: moon.")
+    assert "above 1 of 2 cells" in sentence and sentence.endswith("Without a common seed: moon.")
+
+
+def test_a_cell_that_lacks_seeds_is_named_with_their_number(accuracies, public):
+    records = [*public, *accuracies("fed_avg", [0.7, 0.6]), *accuracies("moon", [0.7])]
+    (sentence,) = public_sentences(rows_from(records))
+    assert "above every cell" in sentence and "in every seed that both have" in sentence
+    assert sentence.endswith("Compared in fewer seeds than were measured: moon 1 of 2.")
 
 
 def test_cells_without_a_proof_and_those_of_other_suites_are_left_out(accuracies, public):

@@ -60,6 +60,18 @@ def test_arrays_that_are_no_map_are_named_with_the_reason(federated, folder, col
     assert maps == [] and reason in left_out[0]
 
 
+@pytest.mark.parametrize(
+    "columns, reason",
+    [
+        ({"held": np.full(15, 0.9)}, "which sum to 1 at most"),
+        ({"named": np.full(15, 0.5)}, "must hold 0 or 1 as named"),
+    ],
+)
+def test_fractions_and_names_that_cannot_be_are_refused(federated, folder, columns, reason):
+    shown, (sentence,) = maps_of([federated("client_property", columns=columns)[0]], folder)
+    assert shown == [] and reason in sentence
+
+
 def test_a_map_of_many_clients_is_cut_and_says_so(federated, folder):
     count = MOST_CLIENTS + 5
     columns = {

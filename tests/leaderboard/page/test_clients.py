@@ -1,6 +1,7 @@
 """Plots of clients: epsilon and accuracy of each, sorted, with the worst of any seed marked."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -115,6 +116,45 @@ def test_seeds_with_other_numbers_of_clients_are_named(federated, folder):
     records = [federated("federation")[0], federated("federation", seed=1, columns=columns)[0]]
     (figure,) = figures_of(records, folder).values()
     assert figure.specification is None and "different numbers of clients" in figure.caption[0]
+
+
+@pytest.mark.parametrize(
+    "column, values",
+    [
+        ("epsilon", np.array([1.0, 2.0, math.nan, 3.0, 4.0])),
+        ("epsilon", -np.arange(5.0)),
+        ("epsilon", np.full(5, 1.7e308)),
+        ("epsilon", np.geomspace(1e-300, 1e300, 5)),
+        ("accuracy", np.array([7.0, 0.2, 0.3, 0.4, 0.5])),
+        ("client", np.zeros(5)),
+        ("client", np.full(5, math.nan)),
+        ("examples", np.full(5, math.inf)),
+    ],
+)
+def test_numbers_that_a_client_cannot_have_cost_their_own_row_alone(federated, folder, column, values):
+    good, _ = federated("federation", defense="fed_avg")
+    bad, _ = federated("federation", defense="moon", columns={column: values})
+    figure = figures_of([good, bad], folder)["s1-client-epsilon"]
+    assert [row[0] for row in figure.numbers] == ["fed_avg"]
+    assert any("Not shown: moon, its arrays must hold" in sentence for sentence in figure.caption)
+
+
+def test_epsilons_of_many_magnitudes_are_drawn(federated, folder):
+    record, _ = federated("federation", columns={"epsilon": np.array([1e-300, 1e-3, 1.0, 2.0, 3.0])})
+    (band,) = drawn_of(figures_of([record], folder)["s1-client-epsilon"])
+    assert band["y"][-1] == 3.0
+
+
+def test_arrays_with_another_epsilon_than_the_records_are_not_shown_as_its_claim(federated, folder, claim, metric):
+    own = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    claimed, _ = federated("federation", defense="moon", columns={"epsilon": own}, claim=claim(5.0))
+    other, _ = federated("federation", defense="moon", columns={"epsilon": own}, claim=claim(2.0))
+    for record, says in ((claimed, True), (other, False)):
+        caption = " ".join(figures_of([record], folder)["s1-client-epsilon"].caption)
+        assert ("whose ε is the row's claim" in caption) is says
+    forged = replace(claimed, metrics=dict(claimed.metrics) | {"epsilon_worst": metric(2.0, better="lower")})
+    figure = figures_of([forged], folder)["s1-client-epsilon"]
+    assert figure.specification is None and "must be the record's, got 5" in figure.caption[0]
 
 
 def test_nothing_is_drawn_without_records_of_clients(record, folder):

@@ -118,6 +118,42 @@ def test_rounds_that_cannot_be_drawn_are_named_with_the_reason(federated, folder
     assert alone.specification is None and reason in alone.caption[0]
 
 
+@pytest.mark.parametrize(
+    "column, values",
+    [
+        ("accuracy", np.full(12, 5.0)),
+        ("accuracy", np.array([1e308, -1e308, *np.zeros(10)])),
+        ("accuracy", np.full(12, np.nan)),
+        ("bytes_up", np.geomspace(1, 1e300, 12)),
+        ("bytes_up", -np.arange(1, 13)),
+        ("bytes_up", np.arange(12, 0, -1)),
+        ("bytes_down", np.full(12, np.nan)),
+        ("round", np.zeros(12)),
+        ("round", np.arange(12) + 0.5),
+        ("round", np.full(12, np.inf)),
+        ("drift", -np.ones(12)),
+    ],
+)
+def test_numbers_that_a_quantity_cannot_have_cost_their_own_row_alone(federated, folder, column, values):
+    good, _ = federated("rounds", defense="fed_avg")
+    bad, _ = federated("rounds", defense="moon", columns={column: values})
+    figures = figures_of([good, bad], folder)
+    assert [row[0] for row in figures["s1-b1-rounds"].numbers] == ["fed_avg"]
+    assert any("Not shown: moon, its arrays must hold" in sentence for sentence in figures["s1-b1-rounds"].caption)
+
+
+def test_a_drop_of_a_single_round_stays_in_a_thinned_curve(federated, folder):
+    rounds = 4000
+    accuracy = np.linspace(0.5, 0.9, rounds)
+    accuracy[2345] = 0.1
+    sent = np.arange(1, rounds + 1)
+    columns = {"round": np.arange(rounds), "accuracy": accuracy, "loss": accuracy, "bytes_up": sent}
+    columns |= {"bytes_down": sent, "drift": accuracy}
+    figures = figures_of([federated("rounds", columns=columns)[0]], folder)
+    (band,) = drawn_of(figures["s1-b1-rounds"])
+    assert min(band["low"]) == pytest.approx(0.1) and len(band["x"]) < 300
+
+
 def test_nothing_is_drawn_without_records_of_rounds(record, folder):
     assert figures_of([record(), record("utility")], folder) == {}
 
