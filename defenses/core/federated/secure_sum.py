@@ -55,10 +55,12 @@ class NoiseShares:
 
     def of_client(self, plan: NoisyPlan) -> NoisyPlan:
         """Returns the plan of a client's own row, with its share of the noise."""
+        _refuse_correlated(plan)
         return plan.plan.at(plan.noise_multiplier / math.sqrt(self.clients))
 
     def claimed(self, plan: NoisyPlan) -> NoisyPlan:
         """Returns the plan at the noise that a claim counts on."""
+        _refuse_correlated(plan)
         return plan.plan.at(plan.noise_multiplier * self.claimed_share)
 
     @property
@@ -111,6 +113,15 @@ class NoiseShares:
         units = [noise.unit(std) if std else 1.0 for std in own.stds]
         sums = [total.tensors[f"block{i}"].to(like.device).double() * unit for i, unit in enumerate(units)]
         return opened(plan, sums, like.dtype)
+
+
+def _refuse_correlated(plan: NoisyPlan) -> None:
+    """Refuses a plan of a stream of correlated noise, whatever the round: a share is drawn without the earlier ones."""
+    if plan.plan.correlated is not None:
+        raise ValueError(
+            "noise in shares must be independent from round to round, got a plan of a stream; take aggregation "
+            "'messages'"
+        )
 
 
 def shares_of(federation: Federation, clients: int) -> NoiseShares:

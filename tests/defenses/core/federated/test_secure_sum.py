@@ -11,6 +11,9 @@ from dp_accounting.pld import PLDAccountant
 
 from leakbench.defenses.adaptive_clipping import adaptive_clipping
 from leakbench.defenses.core import (
+    Block,
+    Defense,
+    Everything,
     Execution,
     Federated,
     Federation,
@@ -18,7 +21,12 @@ from leakbench.defenses.core import (
     PrivateAverage,
     Recipe,
     RoundSchedule,
+    Stateless,
+    StepPlan,
+    StrategyRow,
+    Tree,
     calibrate_federated,
+    clip,
     draw_schedule,
     full,
     poisson,
@@ -186,6 +194,28 @@ def test_a_round_without_senders_is_aborted():
         dp_fed_avg(noise_multiplier=1.0), federation=OF_SUM, schedule=RoundSchedule(((0, 1, 2), (), (0, 1, 2)))
     )
     assert [bool(record.aborted) for record in run.rounds] == [False, True, False]
+
+
+class LaterInAStream(Stateless):
+    """Independent noise in the first rounds, which a dry run takes, and then a stream of correlated noise."""
+
+    def plan(self, context):
+        block = Block(codec=Everything(context.dim), bound=clip(0.02))
+        if context.step < 5:
+            return StepPlan(block)
+        return StepPlan(block, correlated=StrategyRow(Tree(4), context.step - 5))
+
+
+def test_a_stream_that_begins_in_a_later_round_is_refused_before_a_share_is_sent():
+    """Each share would be independent of those before, and the ledger would charge a stream."""
+    federation = replace(OF_SUM, rounds=7)
+    schedule = RoundSchedule(((0, 1, 2, 3),) * 7)
+    method = of_server(Defense(LaterInAStream(), noise_multiplier=1.0))
+    words = "noise in shares must be independent from round to round, got a plan of a stream"
+    with pytest.raises(ValueError, match=words):
+        federated(method, federation=federation, schedule=schedule)
+    with pytest.raises(ValueError, match=words):
+        predict_federated(method, [12] * 4, federation=federation, sampling=poisson(0.4), schedule=schedule)
 
 
 # --- participants that nobody sees
