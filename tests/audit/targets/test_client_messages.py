@@ -237,3 +237,27 @@ def test_models_of_rounds_are_those_that_the_run_sent(runs):
     first = next(iter(target.models)).parameters
     assert {name: p.shape for name, p in first.items()} == {name: p.shape for name, p in named.items()}
     assert all(torch.equal(first[name], named[name]) for name in named)
+
+
+def traces(message, row: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Entries that a candidate contributes to, and that differ from a multiple of the displacement by rounding alone.
+
+    Where no other record contributes, the remainder is w, whose factor of the displacement any entry shows.
+    """
+    ratio = row / message.displacement.double()
+    off = (ratio / ratio.median() - 1).abs()
+    return (own != 0) & (off > 4e-16) & (off < 3e-8 / row.abs().max())
+
+
+def test_last_digits_of_what_others_leave_do_not_tell_who_took_part(runs):
+    """A contribution that is subtracted and added again leaves its rounding, which no noise hides."""
+    model = runs(old="noise_multiplier = 2.0", new="noise_multiplier = 50.0")
+    target, candidates, own = target_of(model)
+    inside = torch.isin(candidates.ids, own.ids)
+    for message in target.messages:
+        rows = message.others_removed()
+        assert torch.equal(rows[3:5], message.others_removed(slice(3, 5)))
+        given = candidates.given
+        contributed = message.contributions(given.inputs, given.labels).double()
+        left = torch.stack([traces(message, row, part).sum() for row, part in zip(rows, contributed, strict=True)])
+        assert left[inside].sum() == left[~inside].sum() == 0
