@@ -395,9 +395,9 @@ class _Remainders:
     def of(self, part: slice) -> Float[Tensor, "part dim"]:
         """Returns the rows of some candidates, in float64, rounded to float32.
 
-        The row of a participant is the sum less its contribution, plus the same. Its last digits would differ from those
-        of a non-participant, whose contribution was never subtracted, and an attack would read participation off them
-        at any noise. The message is of float32 numbers, so the rounding hides nothing that is in it.
+        The row of a participant is the sum less its contribution, plus the same. Its last digits would differ from
+        those of a non-participant, whose contribution was never subtracted, and reveal participation at any noise. The
+        message is of float32 numbers, so the rounding hides nothing that is in it.
         """
         ids = self._candidates[part]
         if len(self._candidates) * len(self._weighted) > ROWS:
