@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from leakbench.attacks.core import Access, AccessError, Knows, NotApplicable, Requirements, narrow
+from leakbench.attacks.message_likelihood import log_ratio
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.subjects.client_attacks import _messages
 from leakbench.audit.subjects.federated_run import ClientsRun
@@ -52,9 +53,9 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("messages")
 
     @cache
-    def of(name="fed_avg", old="", new="") -> ClientsRun:
+    def of(name="fed_avg", old="", new="", lr=0.1) -> ClientsRun:
         path = folder / "toy.toml"
-        text = SUITE.replace('{ name = "fed_avg" }', METHODS.get(name, name))
+        text = SUITE.replace('{ name = "fed_avg" }', METHODS.get(name, name)).replace("lr = 0.1", f"lr = {lr}")
         path.write_text(text.replace(old, new) if old else text, encoding="utf-8")
         (job,) = plan(suites.load(path)).jobs
         model = ClientsRun(job.cells[0].request.of_training(), torch.device("cpu"), {"messages", "local steps"})
@@ -261,3 +262,26 @@ def test_last_digits_of_what_others_leave_do_not_tell_who_took_part(runs):
         contributed = message.contributions(given.inputs, given.labels).double()
         left = torch.stack([traces(message, row, part).sum() for row, part in zip(rows, contributed, strict=True)])
         assert left[inside].sum() == left[~inside].sum() == 0
+
+
+@pytest.mark.parametrize(("name", "steps", "lr"), [("fed_avg", 1, 0.1), ("momentum", 3, 0.001)])
+def test_ratios_of_whole_rounds_average_to_one(runs, name, steps, lr):
+    """E_0 exp(LLR) = 1 and E_1 exp(-LLR) = 1 over a run's rounds, whose noise and participation are independent.
+
+    At a low rate local models stay at the global one, where the ratio of several steps is exact, too.
+    """
+    ratios = {True: [], False: []}
+    text = "rounds = 4, local_steps = 4, participation = 0.7"
+    model = runs(name, text + " }", f"rounds = 240, local_steps = {steps}, participation = 0.7 }}", lr)
+    target, candidates, own = target_of(model)
+    inside = torch.isin(candidates.ids, own.ids)
+    for message in target.messages:
+        given = candidates.given
+        added = message.contributions(given.inputs, given.labels).double()
+        ratio = log_ratio(message, (added * message.others_removed()).sum(dim=1), added.square().sum(dim=1))
+        for member in (True, False):
+            ratios[member].append((-ratio[inside] if member else ratio[~inside]).exp().mean())
+    for of_rounds in map(torch.stack, ratios.values()):
+        error = of_rounds.std() / len(of_rounds) ** 0.5
+        # Half the variance would give 1 + q (exp(1 / 4) - 1) = 1.07 or more.
+        assert abs(of_rounds.mean() - 1) < 4 * error and error < 0.017
