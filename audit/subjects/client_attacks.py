@@ -177,8 +177,14 @@ def _candidates_of_client(model: ClientsRun, row: ThreatModel) -> tuple[Examples
 
 
 def _target(model: ClientsRun, row: ThreatModel, candidates: Candidates, knows: Knows) -> Any:
-    """Returns the target of a membership attack."""
+    """Returns the target of a membership attack.
+
+    Raises:
+        NotApplicable: the client sent no message, or took no local step.
+    """
     if row.of_clients == "messages":
+        if model.attacked not in model.watched.replies:
+            raise NotApplicable(f"client {model.attacked} is attacked, and none of its messages was received")
         return _messages(model, model.attacked, candidates, knows).target()
     if row.of_clients == "models":
         knowledge, final = _knowledge(model, knows), copy.deepcopy(model.run.model)
@@ -190,6 +196,8 @@ def _target(model: ClientsRun, row: ThreatModel, candidates: Candidates, knows: 
         )
     if row.of_clients == "last message":
         return last_update(_run_view(model, candidates, knows, _steps_until_the_last_message(model)))
+    if not model.watched.steps:
+        raise NotApplicable(f"client {model.attacked} is attacked, and took no local step")
     return every_step(_run_view(model, candidates, knows, model.watched.steps))
 
 
