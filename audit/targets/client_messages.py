@@ -418,8 +418,8 @@ class _Remainders:
                 added = weight * self._contributed(point, chosen)
                 noise -= added.sum(dim=0)
                 names = self._data.examples.ids[chosen]
-                wanted = torch.isin(names, ids)
-                own[order[torch.searchsorted(ids[order], names[wanted])]] += added[wanted]
+                requested = torch.isin(names, ids)
+                own[order[torch.searchsorted(ids[order], names[requested])]] += added[requested]
         return noise, own
 
     def _steps(self) -> Iterator[tuple[Tensor, float, Tensor]]:
