@@ -39,10 +39,11 @@ def score_client_property(columns: dict[str, Any]) -> dict[str, Metric]:
         reason = "no client sent a message"
         absent = Metric(value=None, n=0, better="lower", reason=reason)
         return {"classes_named": absent, "classes_named_floor": absent}
-    totals = (table["held"] * table["examples"]).groupby(table["class"]).sum()
+    _, codes = np.unique(table["class"].to_numpy(), return_inverse=True)
+    weights = table["held"].to_numpy(dtype=np.float64) * table["examples"].to_numpy(dtype=np.float64)
     # Whole numbers, up to rounding, so that equally frequent classes are equal.
-    totals = totals.round(6)
-    frequency = totals / totals.sum()
+    totals = np.bincount(codes, weights=weights).round(6)
+    table["frequency"] = totals[codes] / totals.sum()
     shares, drawn, constant = [], [], []
     for client, rows in table.groupby("client"):
         fractions, named = rows["held"].to_numpy(dtype=np.float64), rows["named"].to_numpy(dtype=bool)
@@ -50,7 +51,7 @@ def score_client_property(columns: dict[str, Any]) -> dict[str, Metric]:
             raise ValueError(f"client {client} must have a named class, and fractions that sum to 1")
         right = _right(fractions, int(named.sum()))
         shares.append(float(right[named].mean()))
-        of_all = frequency[rows["class"]].to_numpy()
+        of_all = rows["frequency"].to_numpy(dtype=np.float64)
         drawn.append(float(of_all[right].sum()))
         constant.append(float(_largest(of_all, int(named.sum()))[right].sum()))
     n = len(shares)
