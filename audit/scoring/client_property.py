@@ -2,8 +2,10 @@
 
 An attack names one or more classes of every client. A named class is right if the client holds it, and if fewer classes
 than were named are more frequent among the client's examples: of a single name, if it is the most frequent class. The
-floor is the same for a class that is drawn by its frequency among all clients' examples. Clients are the sample: their
-messages are of one training, so the interval is conditional on it.
+floor is the larger of two guesses that read no message: a class that is drawn by its frequency among all clients'
+examples, and, for every client, the classes that are the most frequent among these. The second is right of nearly all
+clients where one class is the most frequent everywhere. Clients are the sample: their messages are of one training, so
+the interval is conditional on it.
 """
 
 from __future__ import annotations
@@ -39,19 +41,22 @@ def score_client_property(columns: dict[str, Any]) -> dict[str, Metric]:
         return {"classes_named": absent, "classes_named_floor": absent}
     _, codes = np.unique(table["class"].to_numpy(), return_inverse=True)
     weights = table["held"].to_numpy(dtype=np.float64) * table["examples"].to_numpy(dtype=np.float64)
-    totals = np.bincount(codes, weights=weights)
+    # Whole numbers, up to rounding, so that equally frequent classes are equal.
+    totals = np.bincount(codes, weights=weights).round(6)
     table["frequency"] = totals[codes] / totals.sum()
-    shares, floors = [], []
+    shares, drawn, constant = [], [], []
     for client, rows in table.groupby("client"):
         fractions, named = rows["held"].to_numpy(dtype=np.float64), rows["named"].to_numpy(dtype=bool)
         if not named.any() or not np.isclose(fractions.sum(), 1):
             raise ValueError(f"client {client} must have a named class, and fractions that sum to 1")
         right = _right(fractions, int(named.sum()))
         shares.append(float(right[named].mean()))
-        floors.append(float(rows["frequency"].to_numpy(dtype=np.float64)[right].sum()))
+        of_all = rows["frequency"].to_numpy(dtype=np.float64)
+        drawn.append(float(of_all[right].sum()))
+        constant.append(float(_largest(of_all, int(named.sum()))[right].sum()))
     n = len(shares)
     value = float(np.mean(shares))
-    floor = Metric(value=float(np.mean(floors)), n=n, better="lower")
+    floor = Metric(value=max(float(np.mean(drawn)), float(np.mean(constant))), n=n, better="lower")
     if all(share in (0.0, 1.0) for share in shares):
         low, high = clopper_pearson(int(sum(shares)), n)
     else:  # shares of several names: Hoeffding's interval, which needs no more than their range
@@ -67,6 +72,16 @@ def _right(fractions: np.ndarray, named: int) -> np.ndarray:
     """Returns which classes count as right if this many are named: those held, and among the largest, ties included."""
     larger = (fractions[None, :] > fractions[:, None]).sum(axis=1)
     return (fractions > 0) & (larger < named)
+
+
+def _largest(frequency: np.ndarray, named: int) -> np.ndarray:
+    """Returns the probability of each class to be the name, or one of the names drawn at random, of the largest."""
+    sure = (frequency[None, :] >= frequency[:, None]).sum(axis=1) <= named
+    last = frequency[~sure].max() if not sure.all() else np.nan
+    tied = frequency == last
+    shares = sure.astype(np.float64)
+    shares[tied] = (named - sure.sum()) / max(1, tied.sum())
+    return shares / named
 
 
 def again(record: Record, table: pd.DataFrame) -> dict[str, Metric]:

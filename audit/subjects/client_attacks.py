@@ -15,7 +15,19 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from leakbench.attacks.core import Attack, ClassScores, Examples, Knows, MembershipScores, NotApplicable, SeenModels
-from leakbench.defenses.core import Claim, Layout, Loss, Run, keyed
+from leakbench.defenses.core import (
+    Claim,
+    Federated,
+    Identity,
+    LargestEntries,
+    Layout,
+    Loss,
+    Reachable,
+    Rescale,
+    Run,
+    Step,
+    keyed,
+)
 from leakbench.defenses.core.privacy.ledger import Ledger
 from leakbench.defenses.core.training.transcript import Transcript
 
@@ -62,7 +74,7 @@ def client_membership(model: ClientsRun, cell: Cell, row: ThreatModel) -> Findin
     with progress_events.named_activity(_words(model, attack)):
         result = asked_about(examples, "candidates")
         # Without noise there is nothing to cancel: a remainder alone reveals participation.
-        if Knows.OTHERS in knows and not result.deterministic:
+        if Knows.OTHERS in knows and _noisy(model):
             generator = keyed(cell.request.seed_for(f"alone {cell.id}"))
             scored = result.scores[torch.searchsorted(result.ids, examples.ids)]
             place = content_order(examples).argsort()
@@ -70,7 +82,7 @@ def client_membership(model: ClientsRun, cell: Cell, row: ThreatModel) -> Findin
                 alone = asked_about(pick(examples, position[None]), f"alone {int(place[position])}")
                 refuse_comparison(requested.name, result, alone)
     truth = GroundTruth(members=members, candidates=examples.ids)
-    return scored_membership(model, knows, result, truth, _claim_against(model, row), _flags(model, row, knows, result))
+    return scored_membership(model, knows, result, truth, _claim_against(model, row), _flags(model, row, knows))
 
 
 def client_property(model: ClientsRun, cell: Cell) -> Finding:
@@ -84,13 +96,18 @@ def client_property(model: ClientsRun, cell: Cell) -> Finding:
     _refuse_trusted_server(model)
     columns: dict[str, list[Any]] = {name: [] for name in ("client", "class", "score", "held", "named", "examples")}
     classes = model.splits.classes
+    answers: dict[int, ClassScores] = {}
     with progress_events.named_activity(_words(model, attack)):
         _ = model.run
-        for client in sorted(model.watched.replies):
+        clients = sorted(model.watched.replies)
+        # Shuffled: a split by class deals class 0 to client 0, so an attack that counts its calls would name all.
+        order = torch.randperm(len(clients), generator=keyed(cell.request.seed_for(f"order of clients {cell.id}")))
+        for client in [clients[place] for place in order.tolist()]:
             target = _messages(model, client, None, attack.requires.knows).target()
             # The same generator for all clients, so that they are attacked with the same public examples.
             generator = keyed(cell.request.seed_for(f"attack {cell.id}"))
-            answer: ClassScores = attack(target, generator, **copy.deepcopy(requested.settings))
+            answers[client] = attack(target, generator, **copy.deepcopy(requested.settings))
+        for client, answer in sorted(answers.items()):
             columns["client"] += [client] * classes
             columns["class"] += range(classes)
             columns["score"] += answer.scores.tolist()
@@ -160,8 +177,14 @@ def _candidates_of_client(model: ClientsRun, row: ThreatModel) -> tuple[Examples
 
 
 def _target(model: ClientsRun, row: ThreatModel, candidates: Candidates, knows: Knows) -> Any:
-    """Returns the target of a membership attack."""
+    """Returns the target of a membership attack.
+
+    Raises:
+        NotApplicable: the client sent no message, or took no local step.
+    """
     if row.of_clients == "messages":
+        if model.attacked not in model.watched.replies:
+            raise NotApplicable(f"client {model.attacked} is attacked, and none of its messages was received")
         return _messages(model, model.attacked, candidates, knows).target()
     if row.of_clients == "models":
         knowledge, final = _knowledge(model, knows), copy.deepcopy(model.run.model)
@@ -171,8 +194,11 @@ def _target(model: ClientsRun, row: ThreatModel, candidates: Candidates, knows: 
             candidates=candidates.given,
             final=model_queries(final, knowledge),
         )
-    view = _run_view(model, candidates, knows)
-    return last_update(view) if row.of_clients == "last message" else every_step(view)
+    if row.of_clients == "last message":
+        return last_update(_run_view(model, candidates, knows, _steps_until_the_last_message(model)))
+    if not model.watched.steps:
+        raise NotApplicable(f"client {model.attacked} is attacked, and took no local step")
+    return every_step(_run_view(model, candidates, knows, model.watched.steps))
 
 
 def _messages(model: ClientsRun, client: int, candidates: Candidates | None, knows: Knows) -> ClientMessages:
@@ -206,19 +232,19 @@ def _knowledge(model: ClientsRun, knows: Knows) -> PublicKnowledge:
     return replace(public, population=None if population is None else copied(population))
 
 
-def _run_view(model: ClientsRun, candidates: Candidates, knows: Knows) -> RunView:
-    """Returns the attacked client's local steps as the view of a central run.
+def _run_view(model: ClientsRun, candidates: Candidates, knows: Knows, steps: list[Step]) -> RunView:
+    """Returns local steps of the attacked client as the view of a central run.
 
     Raises:
         NotApplicable: the client rule trains another network than the model.
     """
-    run, training, data = model.run, model.watched, model.private_side(model.attacked)
+    run, data = model.run, model.private_side(model.attacked)
     if _network(model)[0] is not run.model:
         raise NotApplicable(
             f"local steps of {run.method.name} take the gradient of another loss than the model's, which attacks on "
             "steps recompute"
         )
-    transcript = Transcript("updates", Layout.of(run.model), steps=training.steps)
+    transcript = Transcript("updates", Layout.of(run.model), steps=steps)
     own = Run(
         model=run.model,
         ledger=run.ledgers[data.number],
@@ -243,11 +269,43 @@ def _run_view(model: ClientsRun, candidates: Candidates, knows: Knows) -> RunVie
 
 
 def _last_step(model: ClientsRun) -> int:
-    """Returns the number of the attacked client's last local step."""
-    _ = model.run
-    if not model.watched.steps:
-        raise NotApplicable(f"client {model.attacked} is attacked, and took no local step")
-    return model.watched.steps[-1].step
+    """Returns the number of the local step that the attacked client's last message is of."""
+    return _steps_until_the_last_message(model)[-1].step
+
+
+def _steps_until_the_last_message(model: ClientsRun) -> list[Step]:
+    """Returns the attacked client's local steps up to that of its last message, of rounds with a single step.
+
+    Raises:
+        NotApplicable: no message of the client was received, or it does not show the step's release.
+    """
+    client, steps = model.attacked, model.federation.local_steps
+    received = {r.number for r in model.run.rounds if client in r.clients and client not in r.missing}
+    # A client may be lost after its step: nobody sees that release, although it is charged.
+    sent = [place for place, step in enumerate(model.watched.steps) if step.step // steps in received]
+    if not sent:
+        raise NotApplicable(f"client {client} is attacked, and none of its messages was received")
+    until = model.watched.steps[: sent[-1] + 1]
+    _refuse_lossy_message(model.run.method, until[-1])
+    return until
+
+
+def _refuse_lossy_message(method: Federated, step: Step) -> None:
+    """Refuses a message that does not show all of its local step's release.
+
+    Raises:
+        NotApplicable: it does not.
+    """
+    messages, plan = method.messages, None if step.plan is None else step.plan.plan
+    whole = type(messages) is Reachable or (type(messages) is LargestEntries and not messages.sparsity)
+    if plan is not None:
+        plain = len(plan.blocks) == 1 and plan.moves is None and type(plan.post) in (Identity, Rescale)
+        whole = whole and plain
+    if not whole:
+        raise NotApplicable(
+            f"a message of {method.name} shows a part of its local step's release; attacks on local steps read all of "
+            "it, and message_likelihood what is sent"
+        )
 
 
 def _refuse_other_units(model: ClientsRun) -> None:
@@ -281,20 +339,25 @@ def _claim_against(model: ClientsRun, row: ThreatModel) -> Claim | None:
     return run.claims(delta)[model.attacked]
 
 
-def _flags(model: ClientsRun, row: ThreatModel, knows: Knows, result: MembershipScores) -> list[str]:
-    """Returns flags on how to read the scores."""
+def _noisy(model: ClientsRun) -> bool:
+    """True if the attacked client's local steps have noise; by the method, whatever an attack says of its scores."""
+    return model.method[0].client_defense(model.attacked).calibrated_multiplier > 0
+
+
+def _flags(model: ClientsRun, row: ThreatModel, knows: Knows) -> list[str]:
+    """Returns flags on how to read the scores, derived from the run and not from the attack's unverified statements."""
     flags = ["participation_known"] if row.participation_known else []
     flags += data_flags(model)
     if row.of_clients == "models":
         return flags
-    run, informed = model.run, Knows.OTHERS in knows
+    run, informed, noisy = model.run, Knows.OTHERS in knows, _noisy(model)
     ledger: Ledger = run.ledgers[model.attacked]
-    if informed and result.deterministic:
+    if informed and not noisy:
         flags.append("deterministic")
     dependent = participation(ledger.sampling) == "dependent"
     dependent |= any(entry.row is not None or entry.trial for entry in ledger.entries)
     several = row.of_clients == "messages" and run.federation.local_steps > 1
-    if informed and not result.deterministic and (several or (dependent and not row.participation_known)):
+    if informed and noisy and (several or (dependent and not row.participation_known)):
         flags.append("not_most_powerful")
     # No release beside the steps is among a client's messages or local steps as attacks get them.
     if any(entry.one_off for entry in ledger.entries):

@@ -148,6 +148,17 @@ class ClientsRun(TrainingData):
             raise NotApplicable(f"client {chosen} is attacked, and takes part in no round; set federated.attacked")
         return chosen
 
+    @property
+    def _kept_client(self) -> int | None:
+        """The client whose local steps are kept for attacks; None for none.
+
+        A client that is attacked and in no round is a reason to skip these attacks, and not the training.
+        """
+        try:
+            return self.attacked if self.shown_parts & OF_ONE_CLIENT else None
+        except NotApplicable:
+            return None
+
     def private_side(self, client: int) -> ClientData:
         """Returns a client's data and secret key."""
         training, positions = self.watched, self.shards[client]
@@ -218,7 +229,7 @@ class ClientsRun(TrainingData):
         )
         pool = (public.inputs, public.labels) if len(public) else None
         training = WatchedFederation(copy.deepcopy(self._start), shards, pool, settings)
-        training.watch(self.shown_parts, self.attacked if self.shown_parts & OF_ONE_CLIENT else None)
+        training.watch(self.shown_parts, self._kept_client)
         run = training.run()
         return replace(run, public_used=run.public_used or self.splits.scaled_by_public), measures, training
 

@@ -390,31 +390,37 @@ class _Remainders:
     ) -> None:
         self._taken, self._sums, self._data, self._candidates = reply, sums, data, candidates
         self._weighted, self._rows = weighted, rows
-        self._noise: Tensor | None = None
+        self._kept: tuple[Tensor, Tensor] | None = None
 
     def of(self, part: slice) -> Float[Tensor, "part dim"]:
-        """Returns the rows of some candidates, in float64."""
-        noise = self._of_nobody()
-        ids = self._candidates[part]
-        remaining = noise.repeat(len(ids), 1)
-        for point, weight, joined in self._steps():
-            own = torch.isin(ids, self._data.examples.ids[joined])
-            if not own.any():
-                continue
-            order = self._data.examples.ids.argsort()
-            positions = order[torch.searchsorted(self._data.examples.ids[order], ids[own])]
-            remaining[own] += weight * self._contributed(point, positions)
-        return remaining
+        """Returns the rows of some candidates, in float64, rounded to float32.
 
-    def _of_nobody(self) -> Float[Tensor, " dim"]:
-        """Returns w less all contributions."""
-        if self._noise is None:
-            noise = self._weighted.clone()
-            for point, weight, joined in self._steps():
-                for chosen in joined.split(max(1, ROWS // len(noise))) if len(joined) else ():
-                    noise -= weight * self._contributed(point, chosen).sum(dim=0)
-            self._noise = noise
-        return self._noise
+        The row of a participant is the sum less its contribution, plus the same. Its last digits would differ from
+        those of a non-participant, whose contribution was never subtracted, and reveal participation at any noise. The
+        message is of float32 numbers, so the rounding hides nothing that is in it.
+        """
+        ids = self._candidates[part]
+        if len(self._candidates) * len(self._weighted) > ROWS:
+            noise, own = self._split(ids)
+        else:
+            self._kept = self._kept or self._split(self._candidates)
+            noise, own = self._kept[0], self._kept[1][part]
+        return (noise + own).float().double()
+
+    def _split(self, ids: Tensor) -> tuple[Float[Tensor, " dim"], Float[Tensor, "n dim"]]:
+        """Returns w less all contributions, and the contributions of the records with these ids, as subtracted."""
+        noise = self._weighted.clone()
+        own = noise.new_zeros(len(ids), len(noise))
+        order = ids.argsort()
+        for point, weight, joined in self._steps():
+            for chosen in joined.split(max(1, ROWS // len(noise))) if len(joined) else ():
+                # Batches of their own would give other last digits.
+                added = weight * self._contributed(point, chosen)
+                noise -= added.sum(dim=0)
+                names = self._data.examples.ids[chosen]
+                requested = torch.isin(names, ids)
+                own[order[torch.searchsorted(ids[order], names[requested])]] += added[requested]
+        return noise, own
 
     def _steps(self) -> Iterator[tuple[Tensor, float, Tensor]]:
         """Yields the local parameters before each step, its weight, and its participants, drawn again by the key."""

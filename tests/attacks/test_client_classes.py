@@ -110,7 +110,7 @@ def test_settings_out_of_range_and_models_without_an_output_bias_are_refused():
     (first, *_) = target.messages
     other = replace(target, messages=[replace(first, slices={"weight": (0, 68)})])
     with pytest.raises(NotApplicable, match="the last parameter, weight, must be a bias of one entry a class"):
-        client_classes(other)
+        client_classes(other, layer="bias")
     rare = toys.subset(PUBLIC, PUBLIC.labels != 2)
     with pytest.raises(NotApplicable, match="class 2 must have a public example, got none"):
         client_classes(client(of_one_class(0), noise=0.1, public=rare))

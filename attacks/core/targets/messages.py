@@ -42,8 +42,8 @@ class SeenMessage(Target):
         noise_std: standard deviation of the noise of a single local step on the undivided sums, along any direction
             that they can take; 0 without noise (`Knows.DEFENSE`).
         others_removed: (part, a slice of the candidates; all by default) -> [part, dim] in float64, per candidate w
-            less the contributions of all other records (`Knows.OTHERS`). Each row is the knowledge of a separate
-            adversary, and rows share the noise: a candidate's score may use its own row only.
+            less the contributions of all other records (`Knows.OTHERS`), rounded to float32. Each row is the knowledge
+            of a separate adversary, and rows share the noise: a candidate's score may use its own row only.
         population: public examples (`Knows.POPULATION`).
         candidates: candidates of a membership test.
     """

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from leakbench.attacks.core import Access, AccessError, Knows, NotApplicable, Requirements, granted, narrow
+from leakbench.attacks.message_likelihood import log_ratio
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.subjects.client_attacks import _messages
 from leakbench.audit.subjects.federated_run import ClientsRun
@@ -52,9 +53,9 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("messages")
 
     @cache
-    def of(name="fed_avg", old="", new="") -> ClientsRun:
+    def of(name="fed_avg", old="", new="", lr=0.1) -> ClientsRun:
         path = folder / "toy.toml"
-        text = SUITE.replace('{ name = "fed_avg" }', METHODS.get(name, name))
+        text = SUITE.replace('{ name = "fed_avg" }', METHODS.get(name, name)).replace("lr = 0.1", f"lr = {lr}")
         path.write_text(text.replace(old, new) if old else text, encoding="utf-8")
         (job,) = plan(suites.load(path)).jobs
         model = ClientsRun(job.cells[0].request.of_training(), torch.device("cpu"), {"messages", "local steps"})
@@ -237,3 +238,50 @@ def test_models_of_rounds_are_those_that_the_run_sent(runs):
     first = granted(next(iter(target.models)).parameters)
     assert {name: p.shape for name, p in first.items()} == {name: p.shape for name, p in named.items()}
     assert all(torch.equal(first[name], named[name]) for name in named)
+
+
+def traces(message, row: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Entries that a candidate contributes to, and that differ from a multiple of the displacement by rounding alone.
+
+    Where no other record contributes, the remainder is w, whose factor of the displacement any entry shows.
+    """
+    ratio = row / message.displacement.double()
+    off = (ratio / ratio.median() - 1).abs()
+    return (own != 0) & (off > 4e-16) & (off < 3e-8 / row.abs().max())
+
+
+def test_last_digits_of_what_others_leave_do_not_tell_who_took_part(runs):
+    """A contribution that is subtracted and added again leaves its rounding, which no noise hides."""
+    model = runs(old="noise_multiplier = 2.0", new="noise_multiplier = 50.0")
+    target, candidates, own = target_of(model)
+    inside = torch.isin(candidates.ids, own.ids)
+    for message in target.messages:
+        rows = message.others_removed()
+        assert torch.equal(rows[3:5], message.others_removed(slice(3, 5)))
+        given = candidates.given
+        contributed = message.contributions(given.inputs, given.labels).double()
+        left = torch.stack([traces(message, row, part).sum() for row, part in zip(rows, contributed, strict=True)])
+        assert left[inside].sum() == left[~inside].sum() == 0
+
+
+@pytest.mark.parametrize(("name", "steps", "lr"), [("fed_avg", 1, 0.1), ("momentum", 3, 0.001)])
+def test_ratios_of_whole_rounds_average_to_one(runs, name, steps, lr):
+    """E_0 exp(LLR) = 1 and E_1 exp(-LLR) = 1 over a run's rounds, whose noise and participation are independent.
+
+    At a low rate local models stay at the global one, where the ratio of several steps is exact, too.
+    """
+    ratios = {True: [], False: []}
+    text = "rounds = 4, local_steps = 4, participation = 0.7"
+    model = runs(name, text + " }", f"rounds = 240, local_steps = {steps}, participation = 0.7 }}", lr)
+    target, candidates, own = target_of(model)
+    inside = torch.isin(candidates.ids, own.ids)
+    for message in target.messages:
+        given = candidates.given
+        added = message.contributions(given.inputs, given.labels).double()
+        ratio = log_ratio(message, (added * message.others_removed()).sum(dim=1), added.square().sum(dim=1))
+        for member in (True, False):
+            ratios[member].append((-ratio[inside] if member else ratio[~inside]).exp().mean())
+    for of_rounds in map(torch.stack, ratios.values()):
+        error = of_rounds.std() / len(of_rounds) ** 0.5
+        # Half the variance would give 1 + q (exp(1 / 4) - 1) = 1.07 or more.
+        assert abs(of_rounds.mean() - 1) < 4 * error and error < 0.017
