@@ -2,7 +2,9 @@
 
 import gc
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +35,10 @@ sys.set_int_max_str_digits(4300)
 
 # Workers of pytest-xdist share the cores; more threads for such small tensors only make them wait.
 torch.set_num_threads(1)
+
+# A run that a shell started in the background ignores Control-C, which tests send to themselves.
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What tests write need not outlast a power cut, and each call waits for the disk; tests of failures have their own.
 os.fsync = lambda _: None
