@@ -256,8 +256,9 @@ def test_last_digits_of_what_others_leave_do_not_tell_who_took_part(runs):
     target, candidates, own = target_of(model)
     inside = torch.isin(candidates.ids, own.ids)
     for message in target.messages:
-        rows = message.others_removed()
-        assert torch.equal(rows[3:5], message.others_removed(slice(3, 5)))
+        others_removed = granted(message.others_removed)
+        rows = others_removed()
+        assert torch.equal(rows[3:5], others_removed(slice(3, 5)))
         given = candidates.given
         contributed = message.contributions(given.inputs, given.labels).double()
         left = torch.stack([traces(message, row, part).sum() for row, part in zip(rows, contributed, strict=True)])
@@ -278,7 +279,7 @@ def test_ratios_of_whole_rounds_average_to_one(runs, name, steps, lr):
     for message in target.messages:
         given = candidates.given
         added = message.contributions(given.inputs, given.labels).double()
-        ratio = log_ratio(message, (added * message.others_removed()).sum(dim=1), added.square().sum(dim=1))
+        ratio = log_ratio(message, (added * granted(message.others_removed)()).sum(dim=1), added.square().sum(dim=1))
         for member in (True, False):
             ratios[member].append((-ratio[inside] if member else ratio[~inside]).exp().mean())
     for of_rounds in map(torch.stack, ratios.values()):
