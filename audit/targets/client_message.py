@@ -195,10 +195,10 @@ class ClientMessage:
             state, _ = self._begin(inputs, labels)
             point = self._start if share is None else self._start + share * self._decoded
             plan = self._plans[0]
-            each = contributions(
+            by_block = contributions(
                 plan, lambda at: self._rows(state, inputs, labels, point if at is None else at.to(point))
             )
-            terms = zip(*each, strict=True)
+            terms = zip(*by_block, strict=True)
             return torch.stack([self._coded(moved(plan, tuple(term), 1.0)) for term in terms])
 
     def residual(self, predicted: Float[Tensor, "*guesses m"]) -> Float[Tensor, "*guesses m"]:
@@ -325,8 +325,8 @@ class ClientMessage:
         round, beside = self._sent.round, []
         state = self._rule.start(self._sent.layout)
         for plan in self._rule.releases(len(self._start)):
-            each = contributions(plan.plan, lambda at: self._rows(state, inputs, labels, self._start))
-            beside += [block.sum(dim=0) for block in each]
+            by_block = contributions(plan.plan, lambda at: self._rows(state, inputs, labels, self._start))
+            beside += [values.sum(dim=0) for values in by_block]
         return self._rule.begin(state, round, beside, self._sent.size), beside
 
     def _rows(self, state: Any, inputs: Tensor, labels: Tensor, point: Tensor) -> Float[Tensor, "n dim"]:
@@ -344,17 +344,19 @@ class ClientMessage:
         rows: Tensor | None = None,
     ) -> Float[Tensor, " dim"]:
         """Returns the noiseless update of a step on these examples, each bounded by itself."""
-        known = self._rows(state, inputs, labels, point) if rows is None else rows
-        each = contributions(plan, lambda at: known if at is None else self._rows(state, inputs, labels, at.to(point)))
-        sums = zip(plan.blocks, each, strict=True)
+        rows = self._rows(state, inputs, labels, point) if rows is None else rows
+        by_block = contributions(
+            plan, lambda at: rows if at is None else self._rows(state, inputs, labels, at.to(point))
+        )
+        sums = zip(plan.blocks, by_block, strict=True)
         decoded = [block.codec.decode(values.sum(dim=0)) for block, values in sums if block.updates]
         return posted(plan.post, sum(decoded[1:], start=decoded[0]) / self.expected_batch)
 
     def _finished(self, delta: Float[Tensor, " dim"], state: Any, beside: Sequence[Tensor]) -> Float[Tensor, " m"]:
         """Returns the numbers of the message that a displacement gives."""
         if (plan := self._sent.update_plan) is not None:
-            each = contributions(plan.plan, lambda at: delta.unsqueeze(0))
-            delta = moved(plan.plan, tuple(block.sum(dim=0) for block in each), 1.0)
+            by_block = contributions(plan.plan, lambda at: delta.unsqueeze(0))
+            delta = moved(plan.plan, tuple(values.sum(dim=0) for values in by_block), 1.0)
         numbers = self._coded(delta) / -self._rate
         if not self._beside:
             return numbers
@@ -383,8 +385,8 @@ class ClientMessage:
         elif isinstance(self._codec, Subspace):
             # Noise inside the directions has all its variance in the coefficients, other noise a share of it.
             inside = all(isinstance(reach(plan), Subspace) for plan in self._plans)
-            each = variances.sum() / self._codec.size if inside else variances.mean()
-            variances = each.expand(self._codec.size)
+            of_direction = variances.sum() / self._codec.size if inside else variances.mean()
+            variances = of_direction.expand(self._codec.size)
         noise = [variances.sqrt()]
         if self._beside:
             for plan in self._rule.releases(len(like)):
@@ -436,10 +438,9 @@ def _codec_of(sent: SentMessage, dim: int) -> Codec:
     if message.kind == "dense":
         return Everything(dim)
     if message.kind == "coefficients":
-        known = sent.round.codec
-        if known is None:
-            known = next(codec for codec in map(reach, sent.round.foreseen or ()) if isinstance(codec, Subspace))
-        return known
+        if sent.round.codec is not None:
+            return sent.round.codec
+        return next(codec for codec in map(reach, sent.round.foreseen or ()) if isinstance(codec, Subspace))
     # The positions, by a message of ones: they are in the message, or the server computes them.
     ones = replace(message, tensors={**message.tensors, "values": torch.ones_like(values)})
     placed = sent.method.messages.decode(ones, sent.round)

@@ -21,7 +21,7 @@ from .axes import axis_over
 from .figures import Figure
 from .plots import Point, Style, styles
 from .rounds import budget_words, budgets_of, tested_words
-from .seed_bands import MARKS, SeedLine, band_figures, read_columns, refuse_outside, seeds_words
+from .seed_bands import MARKS, SeedLine, band_figures, read_columns, readable_tables, refuse_outside, seeds_words
 
 KIND = KINDS["federation"].name
 ACCURACY, EPSILON = METRICS["accuracy"], METRICS["epsilon"]
@@ -79,13 +79,7 @@ def client_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -
         style: method -> (colour, marker).
         name: unique on the page; a prefix of the plots' names.
     """
-    tables, left_out = [], []
-    for row in rows:
-        try:
-            if row.control != "negative" and (table := client_table(row, folder)) is not None:
-                tables.append(table)
-        except RecordError as error:
-            left_out.append(f"Not shown: {row.label}, {error}.")
+    tables, left_out = readable_tables(rows, lambda row: client_table(row, folder))
     if not tables:
         absent = Figure(name=f"{name}-client-epsilon", title="Claimed ε by client", caption=tuple(left_out))
         return [absent] if left_out else []

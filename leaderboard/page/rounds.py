@@ -20,7 +20,7 @@ from .axes import Axis, axis_over
 from .figures import Figure
 from .levels import public_levels
 from .plots import Style
-from .seed_bands import SeedLine, band_figures, read_columns, refuse_outside, seeds_words
+from .seed_bands import SeedLine, band_figures, read_columns, readable_tables, refuse_outside, seeds_words
 
 KIND = KINDS["rounds"].name
 ACCURACY = METRICS["accuracy"]
@@ -59,13 +59,7 @@ def round_figures(
         style: method -> (colour, marker).
         name: unique on the page; a prefix of the plots' names.
     """
-    tables, left_out = [], []
-    for row in rows:
-        try:
-            if row.control != "negative" and (table := round_table(row, folder)) is not None:
-                tables.append(table)
-        except RecordError as error:
-            left_out.append(f"Not shown: {row.label}, {error}.")
+    tables, left_out = readable_tables(rows, lambda row: round_table(row, folder))
     if not tables:
         absent = Figure(name=f"{name}-rounds", title="Accuracy by round", caption=tuple(left_out))
         return [absent] if left_out else []

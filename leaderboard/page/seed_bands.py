@@ -4,15 +4,17 @@ A plot holds as many lines as there are markers, so more methods are dealt to se
 curves are thinned, and keep the extremes of every stretch.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from ..board.rows import Row
 from ..records.arrays import read_table
 from ..records.files import read_bytes
 from ..records.record import Record, RecordError
@@ -31,6 +33,27 @@ STRETCHES = 30
 
 MARKS = 4
 """Number of marks on a line; they tell lines apart and hold the numbers of tooltips."""
+
+
+T = TypeVar("T")
+
+
+def readable_tables(rows: Iterable[Row], read: Callable[[Row], T | None]) -> tuple[list[T], list[str]]:
+    """Returns the tables of rows that have arrays, and a sentence about each row whose arrays cannot be shown.
+
+    Args:
+        rows: of a section; negative controls are left out.
+        read: returns a row's table, None without arrays; raises `RecordError` for bad ones.
+    """
+    tables: list[T] = []
+    left_out: list[str] = []
+    for row in rows:
+        try:
+            if row.control != "negative" and (table := read(row)) is not None:
+                tables.append(table)
+        except RecordError as error:
+            left_out.append(f"Not shown: {row.label}, {error}.")
+    return tables, left_out
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,7 @@ def test_more_messages_tell_more_and_noise_alone_tells_nothing():
         target = client(of_one_class(seed % 4), noise=0.3, rounds=10, seed=seed)
         for messages in right:
             right[messages] += int(client_classes(target, messages=messages).scores.argmax() == seed % 4)
-    # Of 4 classes: 25 by chance with std 4.3; 50 once in 10^8.
+    # Chance names 25 of 100 with std 4.3, and 50 once in 10^8.
     assert right["all"] >= 75 and right["all"] > right["first"] > 25
     drowned = sum(
         int(client_classes(client(of_one_class(seed % 4), noise=300.0, seed=seed)).scores.argmax() == seed % 4)

@@ -21,7 +21,7 @@ from ..parameters import subtests
 
 SEEDS = range(5)
 JITTER = (0.004, -0.003, 0.001, -0.004, 0.002)
-"""Of mean 0; by a shift of the seeds, differences of two methods vary."""
+"""Deviations by seed, of mean 0; two methods get them in another order, so that their differences vary."""
 
 
 def difference(mean, spread=0.01, n=5):

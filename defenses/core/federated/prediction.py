@@ -219,7 +219,8 @@ def rows_of_a_round(defense: Defense, sampling: Sampling, federation: Federation
             if noisy is not None and noisy.plan.correlated is not None:
                 rows.append(noisy.plan.correlated)
     except Exception:
-        return ()  # a method that a toy cannot try is tried by its run
+        # The toy may be too small for a method's settings, as for a rank: the run tries them, and reports their error.
+        return ()
     return tuple(rows)
 
 

@@ -14,8 +14,10 @@ Guarantee:
     charged before it sends. Participants `poisson`: all clients send, those that are not sampled a share of noise on
     zero, so that nobody sees who is sampled; losses are drawn for all of them.
     A sum of rounded Gaussians is no rounded Gaussian, and a sum of discrete Gaussians no discrete Gaussian. With 2^18
-    units or more in a share's standard deviation, both differ from a rounding of the sum's own Gaussian by less than
-    1e-100 in total variation (Poisson summation; Kairouz et al., theorem 1).
+    units or more in a share's standard deviation, the first differs by less than 1e-100 in total variation from the
+    exact sum with its Gaussian noise, plus m - 1 independent uniform numbers of (-1/2, 1/2) units, rounded (Poisson
+    summation): a function of the Gaussian mechanism's release and of public randomness. The second differs as little
+    from a discrete Gaussian (Kairouz et al., theorem 1).
     Assumes a protocol under which the server learns the sum of a round, once and of one set of clients, and nothing
     else; losses that do not depend on data; and that no more than `colluders` clients of a round reveal their noise.
     Unit record, or noise in each update: the sum is a view, and no claim counts the noise of other clients.

@@ -154,7 +154,7 @@ def test_noise_of_the_operating_system_proves_the_same(tmp_path, results):
 
 
 def test_records_of_sums_have_claims_that_are_computed_again_and_no_drift(tmp_path):
-    """Of two clients in a round, one may reveal its noise: claims of clients are at z sqrt(1/2), under zero-out."""
+    """One of two clients in a round may reveal its noise: claims of clients are at z sqrt(1/2), under zero-out."""
     text = TOY.replace("seeds = [0, 2]", "seeds = [0]\ncontrols = false")
     for changes in (
         'participation = 0.7, aggregation = "sum", least_honest = 1, colluders = 1',

@@ -96,7 +96,7 @@ def noise_of_the_sum(schedule=EVERYBODY, least=1, **settings: Any):
 
 
 def share_of_m():
-    """Whether the noise of a round of one of four clients has the standard deviation z S sqrt(1/4)."""
+    """Returns whether a round in which one of four clients replies has noise of standard deviation z S sqrt(1/4)."""
     moves = noise_of_the_sum(replace(EVERYBODY, lost={(0, 1): 2, (0, 2): 0, (0, 3): 4}))
     return has_scale(moves, 0.5)
 
@@ -113,7 +113,7 @@ def test_shares_over_the_replies_that_came_are_found(monkeypatch):
 
 
 def is_charged_at_the_least_honest_shares():
-    """Whether the claim is that of an independent composition at z sqrt(h / m)."""
+    """Returns whether the claim is that of an independent composition at z sqrt(h / m)."""
     run = federated(dp_fed_avg(noise_multiplier=2.0), federation=OF_SUM, schedule=EVERYBODY)
     accountant = PLDAccountant()
     accountant.compose(dp_accounting.GaussianDpEvent(2.0 * math.sqrt(3 / 4)), 3)
@@ -141,7 +141,7 @@ def test_golden_f_of_80_honest_clients_of_100():
 
 
 def noise_is_claimed_of_opened_sums(schedule):
-    """Whether every opened sum has the noise that its claim counts on, and is of as many messages at least."""
+    """Returns whether every opened sum is of as many messages as its claim counts on."""
     federation = replace(OF_SUM, colluders=1, least_honest=2)
     run = federated(dp_fed_avg(noise_multiplier=1.0), federation=federation, schedule=schedule)
     for number, record in enumerate(run.rounds):
@@ -167,7 +167,7 @@ def test_a_round_of_too_few_is_aborted_and_opened_ones_are_found(monkeypatch):
 
 
 def test_clients_who_may_collude_do_not_count_as_honest_survivors():
-    """Of four clients, one may reveal its noise: three messages may be of two honest ones."""
+    """One of four clients may reveal its noise: three messages may be of two honest ones."""
     federation = replace(OF_SUM, least_honest=3, colluders=1)
     schedule = replace(EVERYBODY, lost={(0, 1): 0})
     run = federated(dp_fed_avg(noise_multiplier=1.0), federation=federation, schedule=schedule)
