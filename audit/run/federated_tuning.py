@@ -17,10 +17,20 @@ from torch import nn
 
 from leakbench.attacks.core import Examples
 from leakbench.benchmarks.core import Split, Splits
-from leakbench.defenses.core import Federated, Federation, Sampling, federate
+from leakbench.defenses.core import (
+    TOY_DIM,
+    Context,
+    Federated,
+    Federation,
+    PrivateAverage,
+    Sampling,
+    ToyRows,
+    federate,
+)
+from leakbench.defenses.core.training.calibration import TOY_LAYOUT
 
 from ..plan.build import recipe_of
-from ..plan.federation import clients_of, defend_federated, divided, federation_of, schedule_of
+from ..plan.federation import clients_of, defend_federated, divided, federation_of, lifted, schedule_of
 from ..plan.pretrain import starting_model
 from ..plan.request import SeedSet, TrainingRequest, seed_of_data
 from ..suite.federated import FederatedTable
@@ -37,7 +47,7 @@ def trial_of(tune: TuneTable, clients: FederatedTable) -> dict[str, int | None]:
     return {"examples": tune.trial_examples, "rounds": tune.trial_rounds or clients.rounds}
 
 
-def check_trial(request: TrainingRequest, trial: dict[str, Any], private: int, own: Split) -> None:
+def check_trial(request: TrainingRequest, trial: dict[str, Any], private: int, own: Split, rest: int) -> None:
     """Refuses public clients that cannot take the steps of private ones.
 
     Args:
@@ -45,10 +55,11 @@ def check_trial(request: TrainingRequest, trial: dict[str, Any], private: int, o
         trial: from `trial_of`.
         private: number of private examples.
         own: public examples of the clients.
+        rest: number of public examples that the method may read.
 
     Raises:
         ValueError: the examples cannot be divided as private ones are, a client of average size has fewer than a batch,
-            or the sampler needs another number of them.
+            the sampler needs another number of them, or the method would read more than `rest`.
     """
     examples = len(own)
     clients, task = clients_of(request).clients, request.training
@@ -68,6 +79,49 @@ def check_trial(request: TrainingRequest, trial: dict[str, Any], private: int, o
         raise ValueError(f"trial_examples must be enough for the division of the private run: {error}") from None
     federation, sampling = _shape(request, trial, examples, private)
     federation.samplings(sampling, [len(part) for part in parts])
+    if fault := _shortage(lifted(request.defense, clients_of(request)), federation, rest):
+        raise ValueError(
+            f"must leave the public examples that {request.defense.name} reads, got {rest}: {fault}; raise "
+            "task.public, lower tune.validation or tune.trial_examples, or set a smaller rank or auxiliary_size"
+        )
+
+
+def _shortage(method: Federated, federation: Federation, size: int) -> str:
+    """Returns the effect of the size of the public pool on the plans of a method; empty for none.
+
+    Args:
+        method: at any noise multiplier.
+        federation: shape of the run.
+        size: number of public examples.
+    """
+    try:
+        endless = _remarks(method, federation, ToyRows(TOY_DIM))
+    except Exception:
+        return ""  # for another reason, which the run reports
+    try:
+        lowered = _remarks(method, federation, ToyRows(TOY_DIM, size=size)) - endless
+    except ValueError as error:
+        return str(error)
+    return f"its plan would be marked {', '.join(sorted(lowered))}" if lowered else ""
+
+
+def _remarks(method: Federated, federation: Federation, public: ToyRows) -> frozenset[str]:
+    """Returns the remarks on the first plans of a run, by a dry run on a toy."""
+    context = Context(
+        step=0,
+        steps=federation.steps,
+        layout=TOY_LAYOUT,
+        parameters=torch.zeros(TOY_DIM),
+        public=public,
+        one_off=lambda plan, _: tuple(torch.ones(block.codec.size) for block in plan.blocks),
+        noise_multiplier=1.0,
+        round_steps=federation.local_steps,
+    )
+    method.messages.prepare(context)
+    parts = [(method.client, context)]
+    if isinstance(method.server, PrivateAverage):
+        parts.append((method.server.defense, replace(context, steps=federation.rounds, round_steps=1)))
+    return frozenset(mark for part, at in parts for mark in part.plan(part.start(at), at)[1].remarks)
 
 
 def trained_by_clients(

@@ -62,6 +62,7 @@ def client_membership(model: ClientsRun, cell: Cell, row: ThreatModel) -> Findin
         members = model.members.ids
     else:
         _refuse_other_units(model)
+        _refuse_too_long(model)
         examples, members = _candidates_of_client(model, row)
 
     def asked_about(chosen: Examples, purpose: str) -> MembershipScores:
@@ -94,6 +95,7 @@ def client_property(model: ClientsRun, cell: Cell) -> Finding:
     requested = cell.request.requested_attack
     attack = catalog.attack(requested.name)
     _refuse_trusted_server(model)
+    _refuse_too_long(model)
     columns: dict[str, list[Any]] = {name: [] for name in ("client", "class", "score", "held", "named", "examples")}
     classes = model.splits.classes
     answers: dict[int, ClassScores] = {}
@@ -325,6 +327,12 @@ def _refuse_trusted_server(model: ClientsRun) -> None:
         raise NotApplicable(
             f"the server of {method.name} is trusted: it gets messages without noise, and adds the noise itself"
         )
+
+
+def _refuse_too_long(model: ClientsRun) -> None:
+    """Refuses attacks on messages and local steps that were not kept; trains, unless public sizes are the reason."""
+    if model.refused_parts:
+        raise NotApplicable(model.refused_parts)
 
 
 def _claim_against(model: ClientsRun, row: ThreatModel) -> Claim | None:

@@ -7,7 +7,7 @@ client's number, or drawn from the operating system.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,28 +22,24 @@ from leakbench.defenses.core import (
     Federated,
     FederatedRun,
     Federation,
-    Message,
-    Round,
     RoundSchedule,
     Sampling,
-    Step,
     predict_federated,
     weighted_mean,
 )
-from leakbench.defenses.core.federated.client import Client
 from leakbench.defenses.core.federated.federated_settings import FederatedSettings
-from leakbench.defenses.core.federated.local_training import LocalResult
-from leakbench.defenses.core.federated.rounds import OngoingFederation, RoundOutcome
+from leakbench.defenses.core.federated.rounds import OngoingFederation
 
 from ..plan.build import planned, recipe_of
 from ..plan.federation import clients_of, defend_federated, divided, federation_of, schedule_of
 from ..plan.request import TrainingRequest, seed_of_data
 from ..plan.threat_models import OfClients
 from ..scoring.utility import losses
-from ..targets.client_messages import ClientData, ClientReply
+from ..targets.client_messages import ClientData
 from ..targets.observe import logits_of
 from .outcome import pick
 from .training_data import TrainingData
+from .watched_federation import OF_ONE_CLIENT, WatchedFederation, refusal
 
 
 @dataclass(frozen=True)
@@ -148,16 +144,29 @@ class ClientsRun(TrainingData):
             raise NotApplicable(f"client {chosen} is attacked, and takes part in no round; set federated.attacked")
         return chosen
 
-    @property
-    def _kept_client(self) -> int | None:
-        """The client whose local steps are kept for attacks; None for none.
+    @cached_property
+    def too_long(self) -> str:
+        """Reason why messages and local steps are not kept in training, by public sizes; empty if they are."""
+        if not self.shown_parts & OF_ONE_CLIENT:
+            return ""
+        rounds = [len(self.schedule.rounds_of(client)) for client in range(len(self.sizes))]
+        steps = 0 if self._attacked_if_any is None else rounds[self._attacked_if_any] * self.federation.local_steps
+        messages = sum(rounds) if "messages" in self.shown_parts else 0
+        dim = sum(part.numel() for part in self.network.parameters() if part.requires_grad)
+        return refusal(4 * dim * (messages + steps))
 
-        A client that is attacked and in no round is a reason to skip these attacks, and not the training.
-        """
+    @property
+    def _attacked_if_any(self) -> int | None:
+        """The attacked client; None if it is in no round, a reason to skip attacks on it, and not the training."""
         try:
-            return self.attacked if self.shown_parts & OF_ONE_CLIENT else None
+            return self.attacked
         except NotApplicable:
             return None
+
+    @property
+    def refused_parts(self) -> str:
+        """Reason why attacks on messages and local steps are refused; trains, unless public sizes are the reason."""
+        return self.too_long or self.watched.outgrew
 
     def private_side(self, client: int) -> ClientData:
         """Returns a client's data and secret key."""
@@ -229,7 +238,8 @@ class ClientsRun(TrainingData):
         )
         pool = (public.inputs, public.labels) if len(public) else None
         training = WatchedFederation(copy.deepcopy(self._start), shards, pool, settings)
-        training.watch(self.shown_parts, self._kept_client)
+        parts = self.shown_parts - OF_ONE_CLIENT if self.too_long else self.shown_parts
+        training.watch(parts, self._attacked_if_any if parts & OF_ONE_CLIENT else None)
         run = training.run()
         return replace(run, public_used=run.public_used or self.splits.scaled_by_public), measures, training
 
@@ -238,67 +248,6 @@ class ClientsRun(TrainingData):
         right = (logits.argmax(dim=1) == self.test.labels) & ~logits.isnan().any(dim=1)
         loss = losses(logits, self.test.labels).mean()
         return RoundMeasure(float(right.double().mean()), float(loss), drift)
-
-
-OF_ONE_CLIENT: frozenset[OfClients] = frozenset({"messages", "local steps", "last message"})
-"""Parts of a run that show one client's releases."""
-
-
-class WatchedFederation(OngoingFederation):
-    """A federated run that keeps what attacks of its job see.
-
-    Attributes:
-        models: global model before every round, if attacks see them.
-        replies: client -> rounds in which its message was received, if attacks see messages.
-        steps: every local step of the attacked client, with its noisy sums, if attacks see them.
-    """
-
-    _shown: frozenset[OfClients] = frozenset()
-    _attacked: int | None = None
-
-    def watch(self, shown_parts: Collection[OfClients], attacked: int | None) -> None:
-        """Decides what is kept; before the first round.
-
-        Args:
-            shown_parts: parts of the run that attacks see.
-            attacked: client of which every local step is kept; None for none.
-        """
-        self._shown, self._attacked = frozenset(shown_parts), attacked
-        self.models: list[Tensor] = []
-        self.replies: dict[int, list[ClientReply]] = {}
-        self.steps: list[Step] = []
-        self._points: list[Tensor] = []
-        if attacked is not None:
-            self.trainer.recorder = self._record
-
-    def opened(self, broadcast: Mapping[str, Tensor] | None = None) -> RoundOutcome:
-        """Returns the next round before its first message."""
-        if self._shown & {"models", "messages"}:
-            self.models.append(self.state.parameters.clone())
-        self._points = []
-        return super().opened(broadcast)
-
-    def _record(self, client: int, step: Step) -> None:
-        if client != self._attacked:
-            return
-        self._points.append(step.parameters)
-        if self._shown & {"local steps", "last message"}:
-            self.steps.append(step)
-
-    def _message(self, client: Client, round: Round, result: LocalResult) -> Message:
-        state = client.state  # `finish` replaces it
-        message = super()._message(client, round, result)
-        if "messages" in self._shown and message.finite:
-            kept = ClientReply(
-                round,
-                state,
-                message,
-                self.settings.method.messages.decode(message, round),
-                tuple(tuple(plan.stds) for plan in result.plans),
-                tuple(self._points) if client.number == self._attacked else (),
-            )
-            self.replies.setdefault(client.number, []).append(kept)
-        return message
 
 
 def relative_drift(deltas: list[Float[Tensor, " dim"]], weights: list[float]) -> float:

@@ -5,16 +5,27 @@ by seed, by the intervals of the records, which are over test examples.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
-from ..metrics import METRICS
+from ..metrics import METRICS, KnownMetric
 from .rows import Row
 
 ACCURACY = METRICS["accuracy"]
+COMPARED = (ACCURACY, METRICS["loss"])
+"""Metrics of a model whose records have intervals over test examples; sentences are about the first."""
 
 Verdict = Literal["above", "below", "untold"]
 """Place of `public_only` against a cell: above or below it in every seed by disjoint intervals, or neither."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """Value of a record's metric, with the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +45,8 @@ class PublicComparison:
     @property
     def _shared(self) -> list[tuple[Row, set[int], set[int]]]:
         """(row, seeds that it shares with the control, seeds of either) of the compared rows."""
-        control = {*accuracies(self.control)}
-        seeds = [(row, {*accuracies(row)}) for row, _ in self.verdicts]
+        control = {*intervals(self.control)}
+        seeds = [(row, {*intervals(row)}) for row, _ in self.verdicts]
         return [(row, own & control, own | control) for row, own in seeds]
 
     @property
@@ -99,30 +110,75 @@ def public_sentences(rows: Sequence[Row]) -> list[str]:
     return [comparison.sentence for comparison in public_comparisons(rows)]
 
 
-def place_of(control: Row, row: Row) -> Verdict | None:
+def public_numbers(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Returns the comparisons as plain JSON values: for each row and metric the control's place, and both intervals.
+
+    Args:
+        rows: of the board.
+    """
+    return [
+        {
+            "suite": comparison.control.suite,
+            "data": comparison.control.task.data,
+            "model": comparison.control.task.model,
+            "control": comparison.control.label,
+            "rows": [
+                {
+                    "label": row.label,
+                    "unit": row.claim and row.claim.unit,
+                    "epsilon": row.claim and row.claim.epsilon,
+                    "metrics": {metric.name: _numbers(comparison.control, row, metric) for metric in COMPARED},
+                }
+                for row in (*(row for row, _ in comparison.verdicts), *comparison.missing)
+            ],
+        }
+        for comparison in public_comparisons(rows)
+    ]
+
+
+def _numbers(control: Row, row: Row, metric: KnownMetric) -> dict[str, Any]:
+    place, theirs, ours = place_of(control, row, metric), intervals(control, metric), intervals(row, metric)
+    is_better = (place == "above") == (metric.better == "higher")
+    word = "undecided" if place == "untold" else "better" if is_better else "worse"
+    return {
+        "public_only_is": place and word,
+        "seeds": [
+            {"seed": seed, "public_only": asdict(theirs[seed]), "row": asdict(ours[seed])}
+            for seed in sorted(ours.keys() & theirs.keys())
+        ],
+    }
+
+
+def place_of(control: Row, row: Row, metric: KnownMetric = ACCURACY) -> Verdict | None:
     """Place of the control against a row; None if no seed has both with an interval.
 
     Args:
         control: row of `public_only`.
         row: row to compare with it.
+        metric: of models.
     """
-    ours, theirs = accuracies(row), accuracies(control)
-    pairs = [(theirs[seed], ours[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+    ours, theirs = intervals(row, metric), intervals(control, metric)
+    pairs = [(theirs[seed], ours[seed]) for seed in ours.keys() & theirs.keys()]
     if not pairs:
         return None
-    if all(public[0] > private[1] for public, private in pairs):
+    if all(public.low > private.high for public, private in pairs):
         return "above"
-    return "below" if all(public[1] < private[0] for public, private in pairs) else "untold"
+    return "below" if all(public.high < private.low for public, private in pairs) else "untold"
 
 
-def accuracies(row: Row) -> dict[int, tuple[float, float]]:
-    """Interval of the accuracy in each seed's record; seeds without an interval are left out."""
-    records = {seed: r for cell in row.cells if cell.kind == ACCURACY.kind for seed, r in cell.records.items()}
-    metrics = {seed: record.metrics.get(ACCURACY.name) for seed, record in records.items()}
+def intervals(row: Row, metric: KnownMetric = ACCURACY) -> dict[int, Interval]:
+    """Interval of a metric in each seed's record; seeds without an interval are left out.
+
+    Args:
+        row: of the board.
+        metric: of models.
+    """
+    records = {seed: r for cell in row.cells if cell.kind == metric.kind for seed, r in cell.records.items()}
+    measured = {seed: record.metrics.get(metric.name) for seed, record in records.items()}
     return {
-        seed: (metric.low, metric.high)
-        for seed, metric in metrics.items()
-        if metric is not None and metric.low is not None and metric.high is not None
+        seed: Interval(value=found.value, low=found.low, high=found.high)
+        for seed, found in measured.items()
+        if found is not None and found.value is not None and found.low is not None and found.high is not None
     }
 
 

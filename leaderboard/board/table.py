@@ -25,6 +25,7 @@ from .aggregate import BoardCell, BoardError, Estimate, over_seeds
 from .content import Content, content
 from .controls import ControlResult, Violation, check_controls, find_violations
 from .notes import alarms, gaps
+from .public_only import public_numbers
 from .reconstruction_summary import reconstruction_summaries
 from .rows import RANKED_BY, Row, rows_from
 
@@ -142,6 +143,7 @@ class Board:
             "violations": [dataclasses.asdict(violation) for violation in self.violations],
             "rows": [_tree(row) for row in self.rows],
             "still_leaks": dict(reconstruction_summaries(self.rows)),
+            "public_only": public_numbers(self.rows),
             "unranked": [
                 {
                     "id": record.id,

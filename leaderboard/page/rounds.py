@@ -1,50 +1,27 @@
-"""Plots of the rounds of federated trainings: accuracy by round and by bytes sent, and the drift of the updates.
+"""Plots of the rounds of federated trainings: accuracy by round and by bytes sent, loss, and drift of the updates.
 
 Budgets have plots of their own. Numbers are those of the arrays beside the records of the kind `rounds`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
 from ..board.rows import Row
-from ..kinds import KINDS
 from ..metrics import METRICS
 from ..records.labels import word
-from ..records.record import RecordError
 from .axes import Axis, axis_over
 from .figures import Figure
 from .levels import public_levels
 from .plots import Style
-from .seed_bands import SeedLine, band_figures, read_columns, readable_tables, refuse_outside, seeds_words
+from .round_table import RoundTable, round_table
+from .seed_bands import LARGEST, SeedLine, band_figures, readable_tables, seeds_words
 
-KIND = KINDS["rounds"].name
-ACCURACY = METRICS["accuracy"]
+ACCURACY, LOSS = METRICS["accuracy"], METRICS["loss"]
 
 _BUDGETS = ("epsilon", "noise_multiplier")
-
-_COLUMNS = ("round", "accuracy", "bytes_up", "bytes_down", "drift")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundTable:
-    """Rounds of a row that all of its seeds have.
-
-    Attributes:
-        row: of the board.
-        seeds: in order.
-        rounds: numbers, from 1.
-        columns: column of the arrays -> its values.
-    """
-
-    row: Row
-    seeds: tuple[int, ...]
-    rounds: Float[ndarray, " rounds"]
-    columns: dict[str, Float[ndarray, "seeds rounds"]]
 
 
 def round_figures(
@@ -70,42 +47,9 @@ def round_figures(
         if shown:
             suffix = f", {budget}" if len(budgets) > 1 else ""
             figures += _accuracies(shown, public_only, style, f"{name}-b{i + 1}", suffix, left_out)
+            figures += _loss(shown, style, f"{name}-b{i + 1}", suffix)
             drifts += _drift(shown, style, f"{name}-b{i + 1}", suffix)
     return figures + drifts
-
-
-def round_table(row: Row, folder: Path) -> RoundTable | None:
-    """Rounds of a row; None if it has no records of them.
-
-    Raises:
-        RecordError: arrays are missing or bad.
-    """
-    cell = next((cell for cell in row.cells if cell.kind == KIND), None)
-    if cell is None:
-        return None
-    parts = [read_columns(record, folder, _COLUMNS) for record in cell.records.values()]
-    rounds = min((part["round"] for part in parts), key=len)
-    if not len(rounds):
-        raise RecordError("its arrays have no round")
-    if not all(np.array_equal(part["round"][: len(rounds)], rounds) for part in parts):
-        raise RecordError("its seeds have different rounds")
-    for part in parts:
-        _refuse_impossible(part)
-    stacked = {key: np.stack([part[key][: len(rounds)] for part in parts]) for key in _COLUMNS[1:]}
-    return RoundTable(row=row, seeds=tuple(cell.records), rounds=rounds + 1, columns=stacked)
-
-
-def _refuse_impossible(part: Mapping[str, Float[ndarray, " rounds"]]) -> None:
-    """Refuses rounds out of order, bytes that become fewer, and numbers that a quantity cannot have."""
-    refuse_outside(part, "round", whole=True)
-    refuse_outside(part, "accuracy", ACCURACY.most)
-    for name in ("bytes_up", "bytes_down"):
-        refuse_outside(part, name, whole=True)
-        if (np.diff(part[name]) < 0).any():
-            raise RecordError(f"its arrays must hold {name} so far, which never become fewer")
-    refuse_outside(part, "drift", missing=True, infinite=True)
-    if (np.diff(part["round"]) <= 0).any():
-        raise RecordError("its arrays must hold the rounds in order")
 
 
 def budget_words(row: Row) -> str:
@@ -165,6 +109,26 @@ def _accuracies(
     return figures
 
 
+def _loss(tables: Sequence[RoundTable], style: Style, name: str, suffix: str) -> list[Figure]:
+    """Plot of the loss on held-out data; empty if no round has a finite loss in every seed."""
+    lines = _lines(tables, style, "loss", lambda table: table.rounds)
+    if not lines:
+        return []
+    values = [value for line in lines for value in line.values]
+    wide = 0 < 10 * min(values) < max(values)
+    y = axis_over(f"loss on held-out data ({LOSS.unit})", values, log=wide, least=LOSS.least)
+    rows = [table.row for table in tables]
+    caption = [
+        f"Mean loss of the global model after each round, on {tested_words(rows)}. "
+        f"{seeds_words(len(table.seeds) for table in tables)}"
+    ]
+    if sum(len(line.x) for line in lines) < sum(len(table.rounds) for table in tables):
+        caption.append("Rounds in which the loss of some seed is not finite are left out.")
+    return band_figures(
+        f"{name}-loss", f"Loss by round{suffix}", lines, _rounds_axis(tables), y, digits=LOSS.digits, caption=caption
+    )
+
+
 def _drift(tables: Sequence[RoundTable], style: Style, name: str, suffix: str) -> list[Figure]:
     """Plot of the relative drift of methods without noise; empty if no round has any."""
     quiet = [table for table in tables if _without_noise(table.row)]
@@ -193,7 +157,7 @@ def _lines(
     for table in tables:
         values, places = table.columns[column], position(table)
         # Before the first message the bytes are 0, which a logarithmic axis does not have.
-        measured = np.isfinite(values).all(axis=0) & (places > 0)
+        measured = (values <= LARGEST).all(axis=0) & (places > 0)
         if measured.any():
             lines.append(
                 SeedLine(

@@ -129,15 +129,13 @@ class ToyRows:
     """Synthetic gradients in place of public ones, for dry runs without data.
 
     Attributes:
-        size: number of examples, more than any plan reads.
+        size: number of examples; by default more than any plan reads.
         used: whether any example was read.
     """
 
-    size = 10**9
-
-    def __init__(self, dim: int, *, seed: int = 0) -> None:
-        """Takes the length of a row, and a seed of the rows."""
-        self._dim, self._seed, self.used = dim, seed, False
+    def __init__(self, dim: int, *, seed: int = 0, size: int = 10**9) -> None:
+        """Takes the length of a row, a seed of the rows, and their number."""
+        self._dim, self._seed, self.size, self.used = dim, seed, size, False
 
     def __call__(self, chosen: Int64[Tensor, " n"]) -> Float[Tensor, "n dim"]:
         """Returns standard normal rows, a function of the seed and the first position."""

@@ -8,7 +8,7 @@ and the transcript is marked as truncated: an incomplete transcript would make a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
@@ -120,10 +120,10 @@ class Transcript:
         self._counted = {place for step in self.steps if step.step not in self.always for place in storages(step)}
 
 
-def storages(step: Step) -> dict[int, int]:
-    """Returns address and bytes of every storage of a step, those of its plan's masks and bases included."""
+def storages(value: Any) -> dict[int, int]:
+    """Returns address and bytes of every storage of a step or a message, those of plans' masks and bases included."""
     # By storage: blocks of a plan share bases, and a view keeps its whole storage alive.
-    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(step)}
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(value)}
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -132,6 +132,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)):
         for part in value:
             yield from _tensors(part)
+    elif isinstance(value, Mapping):
+        yield from _tensors([*value.values()])
     elif isinstance(value, ImplicitSubspace):
         # Iterating over its fields would form its bases.
         yield from _tensors(value.parts)

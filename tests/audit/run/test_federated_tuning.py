@@ -158,3 +158,44 @@ def test_public_clients_that_cannot_take_the_private_steps_are_refused(old, new,
     with pytest.raises(SuiteError, match=words):
         harness.run(suite_of(ALONE.replace(old, new)), tmp_path, device=CPU, jobs=1)
     assert not watched and not any(tmp_path.rglob("*.json"))
+
+
+@subtests(
+    ("entry", "words"),
+    [
+        (
+            '{ name = "fed_pcdp", rank = 3, auxiliary_size = 218 }',
+            "tune: must leave the public examples that fed_pcdp reads, got 217: public data must have at least 218 .*; "
+            "raise task.public, lower tune.validation or tune.trial_examples, or set a smaller rank or auxiliary_size",
+        ),
+        (
+            '{ name = "pfa", rank = 3, auxiliary_size = 218 }',
+            "that pfa reads, got 217: public data must have at least 218",
+        ),
+        (
+            '{ name = "fed_pcdp", rank = 3, auxiliary = "independent", auxiliary_size = 109 }',
+            "that fed_pcdp reads, got 217: independent auxiliary batches must fit",
+        ),
+        (
+            '{ name = "fed_pcdp", rank = 218, shortage = "lower_rank" }',
+            "that fed_pcdp reads, got 217: its plan would be marked rank_lowered_to_217",
+        ),
+        (
+            '{ name = "pcdp", rank = 3, auxiliary_size = 218, shortage = "lower_rank" }',
+            "that pcdp reads, got 217: its plan would be marked auxiliary_lowered_to_217",
+        ),
+    ],
+)
+def test_a_method_that_reads_more_public_examples_than_a_trial_leaves_is_refused(
+    entry, words, suite_of, tmp_path, watched
+):
+    text = ALONE.replace('{ name = "fed_avg" }', f'{{ name = "fed_avg" }}, {entry}')
+    with pytest.raises(SuiteError, match=words):
+        harness.run(suite_of(text), tmp_path, device=CPU, jobs=1)
+    assert not watched and not any(tmp_path.rglob("*.json"))
+
+
+def test_a_method_that_reads_all_public_examples_of_a_trial_is_tuned(suite_of, tmp_path, watched):
+    text = ALONE.replace('"fed_avg"', '"fed_pcdp", rank = 3, auxiliary_size = 217').replace("[1.0, 2.0]", "1.0")
+    tuned(suite_of(text.replace("1e-4", "0.25")), tmp_path)
+    assert {len(settings["public"][0]) for _, _, settings in watched} == {217}

@@ -1,5 +1,7 @@
 """Sentence on public data alone: a cell is above, below or undecided by the records' intervals, seed by seed."""
 
+import json
+
 import pytest
 
 from leakbench.leaderboard.board.public_only import public_comparisons, public_sentences
@@ -92,3 +94,43 @@ def test_boards_in_text_have_the_sentence_and_none_without_the_control(accuracie
     assert "above every cell that proves an epsilon" in text
     assert public_sentences(rows_from(defended)) == [] and public_sentences(rows_from(public)) == []
     assert "public_only" not in Board.from_records(defended).to_markdown()
+
+
+def test_json_has_each_rows_place_and_both_intervals_by_seed(accuracies, public):
+    records = [
+        *public,
+        *accuracies("fed_avg", [0.85, 0.7]),
+        *accuracies("moon", [0.95]),
+        *accuracies("pfa", [0.1, 0.99]),
+    ]
+    board = Board.from_records(records).to_dict()
+    (comparison,) = json.loads(json.dumps(board["public_only"], allow_nan=False))
+    assert comparison["control"] == "sgd (public only control)" and comparison["suite"] == board["rows"][0]["suite"]
+    places = {row["label"]: row["metrics"]["accuracy"]["public_only_is"] for row in comparison["rows"]}
+    assert places == {"fed_avg": "better", "moon": "worse", "pfa": "undecided"}
+    row = next(row for row in comparison["rows"] if row["label"] == "fed_avg")
+    seeds = row["metrics"]["accuracy"]["seeds"]
+    assert [seed["seed"] for seed in seeds] == [0, 1] and row["epsilon"] == 3.0
+    assert seeds[1]["public_only"] == pytest.approx({"value": 0.8, "low": 0.78, "high": 0.82})
+    assert seeds[1]["row"] == pytest.approx({"value": 0.7, "low": 0.68, "high": 0.72})
+    assert Board.from_records(accuracies("fed_avg", [0.85])).to_dict()["public_only"] == []
+
+
+def test_json_calls_the_smaller_loss_better_and_says_nothing_without_a_common_seed(record, metric, claim):
+    def losses(defense, values, epsilon, **fields):
+        return [
+            record(
+                "utility", defense=defense, seed=seed, claim=claim(epsilon),
+                metrics={"loss": metric(value, 0.01, better="lower"), "accuracy": metric(0.5, 0.1, better="higher")},
+                **fields,
+            )
+            for seed, value in values.items()
+        ]  # fmt: skip
+
+    records = losses("sgd", {0: 0.3, 1: 0.4}, 0.0, control="public_only")
+    records += losses("fed_avg", {0: 0.5, 1: 0.6}, 3.0) + losses("moon", {0: 0.1}, 3.0) + losses("pfa", {2: 0.1}, 3.0)
+    (comparison,) = Board.from_records(records).to_dict()["public_only"]
+    assert {row["label"]: row["metrics"]["loss"]["public_only_is"] for row in comparison["rows"]} == {
+        "fed_avg": "better", "moon": "worse", "pfa": None,
+    }  # fmt: skip
+    assert {row["metrics"]["accuracy"]["public_only_is"] for row in comparison["rows"]} == {"undecided", None}

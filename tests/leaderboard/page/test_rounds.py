@@ -80,6 +80,37 @@ def test_drift_is_drawn_of_methods_without_noise_alone(federated, folder, claim)
     np.testing.assert_allclose(band["y"], drift[1:], rtol=1e-3)
 
 
+@pytest.mark.parametrize("factor, scale", [(8.0, "linear"), (12.0, "log")])
+def test_the_loss_is_drawn_over_seeds_and_logarithmic_beyond_a_decade(federated, folder, factor, scale):
+    losses = np.linspace(factor, 1, 12)
+    records = [federated("rounds", seed=seed, columns={"loss": losses + seed / 100})[0] for seed in (0, 1)]
+    figure = figures_of(records, folder)["s1-b1-loss"]
+    (band,) = drawn_of(figure)
+    np.testing.assert_allclose(band["low"], losses, rtol=1e-3)
+    np.testing.assert_allclose(band["high"], losses + 0.01, rtol=1e-3)
+    assert figure.specification is not None
+    scales = [layer["encoding"]["y"]["scale"] for layer in figure.specification["layer"] if "y" in layer["encoding"]]
+    assert {words.get("type", "linear") for words in scales} == {scale}
+    assert "(nats)" in str(figure.specification) and "2 seeds" in figure.caption[0]
+
+
+def test_a_loss_of_zero_keeps_the_linear_scale(federated, folder):
+    made, _ = federated("rounds", columns={"loss": np.linspace(20, 0, 12)})
+    (band,) = drawn_of(figures_of([made], folder)["s1-b1-loss"])
+    assert band["y"][-1] == 0
+
+
+@pytest.mark.parametrize("diverged", [np.inf, np.nan, 1e200])
+def test_a_loss_that_diverges_leaves_its_rounds_out_and_keeps_the_accuracy(federated, folder, diverged):
+    losses = np.array([2.0, 3.0, *np.full(10, diverged)])
+    figures = figures_of([federated("rounds", columns={"loss": losses})[0]], folder)
+    (band,) = drawn_of(figures["s1-b1-loss"])
+    assert band["x"] == [1, 2] and "left out" in figures["s1-b1-loss"].caption[1]
+    assert len(drawn_of(figures["s1-b1-rounds"])[0]["x"]) == 12
+    never = figures_of([federated("rounds", columns={"loss": np.full(12, diverged)})[0]], folder)
+    assert "s1-b1-loss" not in never and "s1-b1-rounds" in never
+
+
 def test_public_data_alone_is_a_level_at_its_accuracy(federated, folder, record, metric, claim):
     public = record(
         "utility", defense="sgd", control="public_only", claim=claim(0.0), noise_multiplier=None,
@@ -132,6 +163,7 @@ def test_rounds_that_cannot_be_drawn_are_named_with_the_reason(federated, folder
         ("round", np.arange(12) + 0.5),
         ("round", np.full(12, np.inf)),
         ("drift", -np.ones(12)),
+        ("loss", -np.ones(12)),
     ],
 )
 def test_numbers_that_a_quantity_cannot_have_cost_their_own_row_alone(federated, folder, column, values):
