@@ -5,7 +5,7 @@ a bad file is a fault by its name, beside which the others are checked all the s
 that were forged and sealed again contradict one another here, or their arrays where `recompute` is given.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -134,16 +134,7 @@ def _controls(checked: CheckedFolder, records: Sequence[Record], repeated: Seque
     measured = [record for file, record in checked.records.items() if file not in twice]
     suites = {manifest.suite: file for file, manifest in checked.manifests.items()}
     requested = {m.suite for m in checked.manifests.values() for cell in m.cells if cell.control in JUDGED}
-    attacked = {record.suite for record in records if KINDS[record.kind].controls}
-    faults = [
-        Fault(
-            file=suites[suite],
-            field="controls",
-            problem="it requests no controls, so nothing shows that its attacks work and its splits are fair",
-            severity="flagged",
-        )
-        for suite in sorted(attacked & suites.keys() - requested)
-    ]
+    faults = [*_unrequested(checked, suites)]
     try:
         complete = Completeness(tuple(checked.manifests.values()))
         results = check_controls(rows_from(measured, complete), measured)
@@ -158,3 +149,18 @@ def _controls(checked: CheckedFolder, records: Sequence[Record], repeated: Seque
             problem = f"{result.name}: it must show {result.expected}, and shows {result.measured}"
             faults.append(Fault(file=suites[suite], field="controls", problem=printable(problem, 400)))
     return faults
+
+
+def _unrequested(checked: CheckedFolder, suites: Mapping[str, str]) -> Iterator[Fault]:
+    """Yields the controls that no request has: a suite may do without any, and not without a single one."""
+    cells = [(manifest.suite, cell) for manifest in checked.manifests.values() for cell in manifest.cells]
+    for suite, file in suites.items():
+        kinds = {cell.kind for name, cell in cells if name == suite and not cell.skip}
+        controls = {(cell.kind, cell.control) for name, cell in cells if name == suite and cell.control in JUDGED}
+        if any(KINDS[kind].controls for kind in kinds) and not controls:
+            problem = "it requests no controls, so nothing shows that its attacks work and its splits are fair"
+            yield Fault(file=file, field="controls", problem=problem, severity="flagged")
+        lacking = [(kind, role) for kind in kinds for role in KINDS[kind].controls if (kind, role) not in controls]
+        for kind, role in lacking if controls else ():
+            problem = f"it requests no {role} control of {kind} beside its other controls; run the whole suite"
+            yield Fault(file=file, field="controls", problem=problem)
