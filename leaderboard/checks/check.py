@@ -23,6 +23,7 @@ from .figures import figure_faults
 from .files import arrays_faults, read_manifest, read_record
 from .limits import LIMITS, Limits
 from .listing import ARRAYS, RECORD, listed
+from .suites import KnownSuites, suite_faults
 from .text import printable
 
 Recompute = Callable[[Record, Path], str]
@@ -64,12 +65,15 @@ def check_folder(folder: Path, recompute: Recompute | None = None) -> list[Fault
     return examine(folder, recompute).faults
 
 
-def examine(folder: Path, recompute: Recompute | None = None, limits: Limits = LIMITS) -> CheckedFolder:
+def examine(
+    folder: Path, recompute: Recompute | None = None, *, known: KnownSuites | None = None, limits: Limits = LIMITS
+) -> CheckedFolder:
     """Reads and checks a folder of records.
 
     Args:
         folder: output of a run, with its records in `records/`, or that folder itself.
         recompute: compares a record's numbers with those of its arrays; None to skip that.
+        known: suites of this version, with which requests are compared; None to skip that.
         limits: of sizes.
 
     Raises:
@@ -109,6 +113,8 @@ def examine(folder: Path, recompute: Recompute | None = None, limits: Limits = L
     for name in sorted(arrays - {f"{identifier}{ARRAYS}" for identifier in existing}):
         checked.faults.append(Fault(file=prefix + name, field="", problem="no record beside it names these arrays"))
     checked.faults += _of_the_whole(checked, existing, prefix)
+    if known is not None:
+        checked.faults += suite_faults(checked.manifests, list(checked.records.values()), known)
     checked.faults.sort()
     return checked
 

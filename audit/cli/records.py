@@ -1,0 +1,96 @@
+"""`leakbench leaderboard check`, `diff`, `merge` and `schema`: folders of records, before they join a board."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .options import BAD_FILE, OK, Json, Recomputed, print_json
+
+Results = Annotated[list[Path], typer.Argument(help="The --out of a run, or its folder of records; may be several.")]
+
+
+def check(folders: Results, verify: Recomputed = False, as_json: Json = False) -> int:
+    """Checks folders of records from anywhere: names, sizes, seals, arrays, figures, requests, controls, text.
+
+    Nothing in a folder is executed or followed. Exit 3 if a fault keeps a file off a board.
+    """
+    from leakbench.leaderboard.checks.check import examine
+    from leakbench.leaderboard.checks.report import fault_lines, verdict
+
+    documents, refused = [], False
+    for folder in folders:
+        checked = examine(folder, _recompute(folder) if verify else None, known=_known_suite)
+        refused |= checked.refused
+        documents.append(
+            {
+                "folder": str(folder),
+                "records": len(checked.records),
+                "manifests": len(checked.manifests),
+                "refused": checked.refused,
+                "faults": [fault.to_dict() for fault in checked.faults],
+            }
+        )
+        if not as_json:
+            counts = f"{len(checked.records)} records, {len(checked.manifests)} manifests"
+            print("\n".join([*fault_lines(checked.faults), f"{folder}: {counts}, {verdict(checked.faults)}"]))
+    if as_json:
+        print_json({"folders": documents})
+    return BAD_FILE if refused else OK
+
+
+def _recompute(folder: Path) -> Callable[[Any, Path], str]:
+    """Returns the comparison of a record with its arrays, and of its noise with that of its training."""
+    # `leaderboard` may not import `audit`, whose scorers recompute the numbers: it receives the function.
+    from leakbench.leaderboard.checks.check import examine
+
+    from ..run.claims import multiplier_fault
+    from ..run.verify import contradiction
+
+    measured = [record for record in examine(folder).records.values() if record.status == "ok"]
+    return lambda record, place: contradiction(record, place) or multiplier_fault(record, measured)
+
+
+_FREE = ("seeds", "controls")
+"""Overrides that choose cells and change none. Others may name files, which a check must not open."""
+
+_MOST_SEEDS = 100
+
+
+def _known_suite(manifest: Any) -> Any:
+    """Returns the built-in suite of a request, with the seeds and controls of its command; None for other suites."""
+    command = manifest.command
+    overrides = [word for option, word in pairwise(command) if option == "--set" and word.split("=")[0] in _FREE]
+    return _built_in(manifest.suite, tuple(overrides), any(cell.secure for cell in manifest.cells))
+
+
+@cache
+def _built_in(name: str, overrides: tuple[str, ...], secure: bool) -> Any:
+    """Returns a built-in suite, with its cells if they can be listed without a search and without a download."""
+    from leakbench.benchmarks import data
+    from leakbench.leaderboard.checks.suites import KnownSuite
+
+    from ..catalog import methods as catalog
+    from ..plan.expand import plan
+    from ..run.harness import manifest_of
+    from ..suite import suite as suites
+    from ..suite.small import small_forms
+
+    # Only names of the catalogue: `load` would read any file for a path.
+    if name not in catalog.names("suites") and name not in small_forms():
+        return None
+    suite = suites.load(name)
+    with suppress(ValueError):  # of a command that somebody else wrote
+        suite = suite.with_overrides(overrides)
+    sources = [suite.task.data] + ([] if suite.share is None else [suite.share.data])
+    embedded = all("embedded" in data.describe(source) for source in sources)
+    # A search's result is in the cells' ids, and the search is not repeated here.
+    if suite.tune is not None or not embedded or len(suite.seeds) > _MOST_SEEDS:
+        return KnownSuite(digest=suite.digest)
+    return KnownSuite(digest=suite.digest, cells=manifest_of(plan(suite, secure_noise=secure), suite, secure).cells)
