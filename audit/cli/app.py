@@ -32,7 +32,7 @@ from .leaderboard import build, table
 from .list_explain import explain, list_
 from .options import BAD_FILE, FAILED, INTERRUPTED, OK, USAGE, say
 from .rank import rank
-from .records import check
+from .records import check, diff, merge, schema
 from .run import run
 from .selftest import selftest
 from .theory import theory
@@ -62,6 +62,9 @@ app.command()(doctor)
 board.command("table")(table)
 board.command("build")(build)
 board.command("check")(check)
+board.command("diff")(diff)
+board.command("merge")(merge)
+board.command("schema")(schema)
 
 
 def _print_version(requested: bool) -> bool:

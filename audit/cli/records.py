@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from enum import StrEnum
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import BAD_FILE, OK, Json, Recomputed, print_json
+from .options import BAD_FILE, FAILED, OK, Json, Recomputed, print_json
 
 Results = Annotated[list[Path], typer.Argument(help="The --out of a run, or its folder of records; may be several.")]
 
@@ -43,6 +44,65 @@ def check(folders: Results, verify: Recomputed = False, as_json: Json = False) -
     if as_json:
         print_json({"folders": documents})
     return BAD_FILE if refused else OK
+
+
+def diff(
+    before: Annotated[Path, typer.Argument(help="The --out of a run, its folder of records, or a board.json.")],
+    after: Annotated[Path, typer.Argument(help="The same, to compare with.")],
+    as_json: Json = False,
+) -> int:
+    """Compares two folders of records, or two boards: rows and cells, metric by metric. Exit 1 if they differ."""
+    from leakbench.leaderboard.checks.diff import diff as compare
+    from leakbench.leaderboard.checks.report import diff_lines
+
+    difference = compare(before, after)
+    if as_json:
+        print_json(difference.to_dict())
+    else:
+        print("\n".join(diff_lines(difference)))
+    return OK if difference.equal else FAILED
+
+
+def merge(
+    folders: Results,
+    out: Annotated[Path, typer.Option(help="New folder of the merged results.")],
+    as_json: Json = False,
+) -> int:
+    """Merges folders of records into one, whole or not at all. Exit 3 for a conflict, or a fault of `check`."""
+    from leakbench.leaderboard.checks.merge import MergeError
+    from leakbench.leaderboard.checks.merge import merge as merged_from
+    from leakbench.leaderboard.checks.report import fault_lines, verdict
+
+    try:
+        merged = merged_from(folders, out, known=_known_suite)
+    except MergeError as error:
+        if as_json:
+            print_json({"out": None, "faults": [fault.to_dict() for fault in error.faults]})
+        else:
+            print("\n".join([*fault_lines(error.faults), f"nothing was merged: {verdict(error.faults)}"]))
+        return BAD_FILE
+    checked = merged.checked
+    if as_json:
+        faults = [fault.to_dict() for fault in checked.faults]
+        print_json({"out": str(out), "records": len(checked.records), "copies": merged.copies, "faults": faults})
+    else:
+        print("\n".join([*fault_lines(checked.faults), f"{out}: {len(checked.records)} records"]))
+    return OK
+
+
+class _Document(StrEnum):
+    RECORD = "record"
+    MANIFEST = "manifest"
+
+
+def schema(
+    document: Annotated[_Document, typer.Argument(help="Kind of file.")] = _Document.RECORD,
+) -> int:
+    """Prints the JSON Schema (draft 2020-12) of a record or of a manifest."""
+    from leakbench.leaderboard.records.json_schema import manifest_schema, record_schema, to_json
+
+    print(to_json(record_schema() if document is _Document.RECORD else manifest_schema()), end="")
+    return OK
 
 
 def _recompute(folder: Path) -> Callable[[Any, Path], str]:

@@ -5,6 +5,7 @@ a bad file is a fault by its name, beside which the others are checked all the s
 that were forged and sealed again contradict one another here, or their arrays where `recompute` is given.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from ..board.aggregate import BoardError
 from ..board.controls import check_controls
 from ..board.rows import rows_from
 from ..kinds import JUDGED, KINDS
+from ..metrics import METRICS
 from ..records.folder import Completeness
 from ..records.manifest import SUFFIX as MANIFEST
 from ..records.manifest import Manifest
@@ -105,7 +107,7 @@ def examine(
             faults = arrays_faults(record, listing.folder, prefix, limits)
             if not faults and recompute is not None and record.status == "ok":
                 problem = recompute(record, listing.folder)
-                faults = [Fault(file=file, field="metrics", problem=printable(problem, 400))] if problem else []
+                faults = [Fault(file=file, field=_recomputed(problem), problem=printable(problem, 400))] * bool(problem)
             checked.faults += faults
         elif record.arrays is not None:
             problem = f"its arrays {printable(record.arrays)} are not beside it"
@@ -117,6 +119,14 @@ def examine(
         checked.faults += suite_faults(checked.manifests, list(checked.records.values()), known)
     checked.faults.sort()
     return checked
+
+
+def _recomputed(problem: str) -> str:
+    """Field that a sentence of `Recompute` is about."""
+    match = re.match(r"(?:the (\w+) of )?its ([\w.]+) is (?!epsilon)", problem)
+    if match is None or match.group(2) not in METRICS:
+        return "claim" if re.match(r"its (epsilon|delta|noise|claim)|the \w+ of its claim", problem) else "metrics"
+    return f"metrics.{match.group(2)}" + (f".detail.{match.group(1)}" if match.group(1) else "")
 
 
 def _of_the_whole(checked: CheckedFolder, existing: set[str], prefix: str) -> list[Fault]:
