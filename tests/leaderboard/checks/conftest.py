@@ -22,18 +22,17 @@ name = "tiny"
 seeds = [0, 1]
 budget = { epsilon = 3.0, delta = 1e-5 }
 defense = [{ name = "sgd", lr = 1.0 }, { name = "dp_sgd", clip_norm = 1.0 }]
-attack = [{ name = "likelihood_ratio" }, { name = "bias_division" }]
-share = { data = "photos", model = { name = "mlp", hidden = 16 }, step = 1, batch = 1, images = 1, lr = 0.1 }
+attack = [{ name = "likelihood_ratio" }]
 controls = true
 
 [task]
 data = "digits"
 model = { name = "mlp", hidden = 16 }
-private = 300
-batch = 60
-epochs = 6
+private = 200
+batch = 50
+epochs = 2
 lr = 2.0
-candidates = 200
+candidates = 100
 """
 
 

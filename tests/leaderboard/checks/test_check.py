@@ -435,7 +435,7 @@ def test_recomputation_is_of_measured_records_alone_and_its_sentence_is_the_faul
 
     faults = check_folder(tampered.out, recompute)
     assert {record.status for record in seen} == {"ok"} and len(seen) == len(tampered.named(status="ok"))
-    assert {(fault.field, fault.problem) for fault in faults} == {("metrics", "its auc is 0.9")}
+    assert {(fault.field, fault.problem) for fault in faults} == {("metrics.auc", "its auc is 0.9")}
 
 
 def test_limits_refuse_files_unread(clean):
