@@ -32,6 +32,7 @@ from .leaderboard import build, table
 from .list_explain import explain, list_
 from .options import BAD_FILE, FAILED, INTERRUPTED, OK, USAGE, say
 from .rank import rank
+from .records import check, diff, merge, schema
 from .run import run
 from .selftest import selftest
 from .theory import theory
@@ -43,7 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-board = typer.Typer(help="Boards from records.", no_args_is_help=True)
+board = typer.Typer(help="Boards from records, and checks of records.", no_args_is_help=True)
 app.add_typer(board, name="leaderboard")
 app.add_typer(audit, name="audit")
 app.add_typer(cache, name="cache")
@@ -60,6 +61,10 @@ app.command()(rank)
 app.command()(doctor)
 board.command("table")(table)
 board.command("build")(build)
+board.command("check")(check)
+board.command("diff")(diff)
+board.command("merge")(merge)
+board.command("schema")(schema)
 
 
 def _print_version(requested: bool) -> bool:

@@ -178,16 +178,19 @@ def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
             sections.setdefault(row.section, []).append(row)
     of_section = {key: [r for row in rows if row.section == key for r in row.records] for key in sections}
     uneven = {key for key, records in of_section.items() if not same_splits(records)}
+    # Once for each section, because a board may have a thousand rows.
+    tried_in = {
+        key: attacks_tried([record for row in own for record in (*row.records, *row.unranked)])
+        for key, own in sections.items()
+    }
+    seeds_in = {key: {seed for row in own for seed in row.seeds} for key, own in sections.items()}
     flagged = []
     for row in rows:
         # Controls are not ranked, so they may be measured less evenly than contestants.
-        others = sections.get(row.section, []) if row.control is None else []
+        tried, seeds = (tried_in[row.section], seeds_in[row.section]) if row.control is None else ({}, set())
         flags, lacks = dict.fromkeys(row.flags), set(row.lacks)
-        if any(set(rival.seeds) - set(row.seeds) for rival in others):
+        if seeds - set(row.seeds):
             flags["uneven_seeds"] = None
-        tried = {
-            key: attack for rival in others for key, attack in attacks_tried([*rival.records, *rival.unranked]).items()
-        }
         own = [*row.records, *row.unranked]
         absent = tried.keys() - attacks_tried(own).keys()
         lacks |= {tried[key][0] for key in absent}

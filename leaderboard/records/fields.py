@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..kinds import KINDS
@@ -267,4 +268,7 @@ def known_metric(name: str, metric: Metric, kind: str) -> Metric:
         raise RecordError(f"{place}.value must be in [{known.least:g}, {known.most:g}], got {metric.value}")
     if isinstance(metric.detail, known.detail):
         return metric
-    return replace(metric, detail=known.detail(metric.detail, f"{place}.detail"))
+    typed = copy(metric)
+    # Not `replace`, which would check every field again: a board has a hundred thousand metrics.
+    object.__setattr__(typed, "detail", known.detail(metric.detail, f"{place}.detail"))
+    return typed

@@ -194,6 +194,7 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return data
 
 
+@functools.cache
 def _fields(cls: type) -> dict[str, dataclasses.Field[Any]]:
     """Fields of a dataclass by their keys in a file."""
     return {field.metadata.get(KEY, field.name): field for field in dataclasses.fields(typing.cast(Any, cls))}
@@ -223,7 +224,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if hint in _WORDS and _is(hint, value):
         # A whole number in a float field becomes a float: JSON of other languages writes 1.0 as 1.
         return hint(value)
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin, arguments = _parts(hint)
     if hint is Any:
         return _plain(value, where)
     if origin in (Union, types.UnionType):
@@ -251,6 +252,21 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     raise RecordError(f"{where} must be {expected}, got {_short(value)}")
 
 
+@functools.cache
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Origin and arguments of an annotation; cached, because a record has hundreds of values."""
+    return typing.get_origin(hint), typing.get_args(hint)
+
+
+@functools.cache
+def _choices(union: tuple[Any, ...]) -> tuple[list[Any], list[Any], list[Any], tuple[Any, ...]]:
+    """Choices of a union without None: all, scalars, dataclasses, open objects."""
+    choices = [choice for choice in union if choice is not types.NoneType]
+    classes = [typing.cast(type, choice) for choice in choices if dataclasses.is_dataclass(choice)]
+    scalars = [choice for choice in choices if choice in _WORDS]
+    return choices, scalars, classes, tuple(filter(_is_open, choices))
+
+
 def _is_open(hint: Any) -> TypeGuard[type[OpenFields]]:
     return OpenFields in getattr(hint, "__mro__", ())  # `issubclass` of an abstract class is slow
 
@@ -258,17 +274,15 @@ def _is_open(hint: Any) -> TypeGuard[type[OpenFields]]:
 def _union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and types.NoneType in choices:
         return None
-    given_types = [choice for choice in choices if choice is not types.NoneType]
+    given_types, scalars, classes, kinds = _choices(choices)
     if len(given_types) == 1:
         return convert(given_types[0], value, where)
-    scalars = [choice for choice in given_types if choice in _WORDS]
     # Not converted: in `float | int | str` a count stays an integer.
     if any(_is(choice, value) for choice in scalars):
         return value
-    classes = [typing.cast(type, choice) for choice in given_types if dataclasses.is_dataclass(choice)]
     if any(type(value) is choice for choice in classes):
         return value
-    if kinds := tuple(filter(_is_open, given_types)):
+    if kinds:
         if isinstance(value, kinds):
             return value
         # Among several, another field decides, so `__post_init__` chooses.

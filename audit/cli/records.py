@@ -1,0 +1,156 @@
+"""`leakbench leaderboard check`, `diff`, `merge` and `schema`: folders of records, before they join a board."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from enum import StrEnum
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .options import BAD_FILE, FAILED, OK, Json, Recomputed, print_json
+
+Results = Annotated[list[Path], typer.Argument(help="The --out of a run, or its folder of records; may be several.")]
+
+
+def check(folders: Results, verify: Recomputed = False, as_json: Json = False) -> int:
+    """Checks folders of records from anywhere: names, sizes, seals, arrays, figures, requests, controls, text.
+
+    Nothing in a folder is executed or followed. Exit 3 if a fault keeps a file off a board.
+    """
+    from leakbench.leaderboard.checks.check import examine
+    from leakbench.leaderboard.checks.report import fault_lines, verdict
+
+    documents, refused = [], False
+    for folder in folders:
+        checked = examine(folder, _recompute(folder) if verify else None, known=_known_suite)
+        refused |= checked.refused
+        documents.append(
+            {
+                "folder": str(folder),
+                "records": len(checked.records),
+                "manifests": len(checked.manifests),
+                "refused": checked.refused,
+                "faults": [fault.to_dict() for fault in checked.faults],
+            }
+        )
+        if not as_json:
+            counts = f"{len(checked.records)} records, {len(checked.manifests)} manifests"
+            print("\n".join([*fault_lines(checked.faults), f"{folder}: {counts}, {verdict(checked.faults)}"]))
+    if as_json:
+        print_json({"folders": documents})
+    return BAD_FILE if refused else OK
+
+
+def diff(
+    before: Annotated[Path, typer.Argument(help="The --out of a run, its folder of records, or a board.json.")],
+    after: Annotated[Path, typer.Argument(help="The same, to compare with.")],
+    as_json: Json = False,
+) -> int:
+    """Compares two folders of records, or two boards: rows and cells, metric by metric. Exit 1 if they differ."""
+    from leakbench.leaderboard.checks.diff import diff as compare
+    from leakbench.leaderboard.checks.report import diff_lines
+
+    difference = compare(before, after)
+    if as_json:
+        print_json(difference.to_dict())
+    else:
+        print("\n".join(diff_lines(difference)))
+    return OK if difference.equal else FAILED
+
+
+def merge(
+    folders: Results,
+    out: Annotated[Path, typer.Option(help="New folder of the merged results.")],
+    as_json: Json = False,
+) -> int:
+    """Merges folders of records into one, whole or not at all. Exit 3 for a conflict, or a fault of `check`."""
+    from leakbench.leaderboard.checks.merge import MergeError
+    from leakbench.leaderboard.checks.merge import merge as merged_from
+    from leakbench.leaderboard.checks.report import fault_lines, verdict
+
+    try:
+        merged = merged_from(folders, out, known=_known_suite)
+    except MergeError as error:
+        if as_json:
+            print_json({"out": None, "faults": [fault.to_dict() for fault in error.faults]})
+        else:
+            print("\n".join([*fault_lines(error.faults), f"nothing was merged: {verdict(error.faults)}"]))
+        return BAD_FILE
+    checked = merged.checked
+    if as_json:
+        faults = [fault.to_dict() for fault in checked.faults]
+        print_json({"out": str(out), "records": len(checked.records), "copies": merged.copies, "faults": faults})
+    else:
+        print("\n".join([*fault_lines(checked.faults), f"{out}: {len(checked.records)} records"]))
+    return OK
+
+
+class _Document(StrEnum):
+    RECORD = "record"
+    MANIFEST = "manifest"
+
+
+def schema(
+    document: Annotated[_Document, typer.Argument(help="Kind of file.")] = _Document.RECORD,
+) -> int:
+    """Prints the JSON Schema (draft 2020-12) of a record or of a manifest."""
+    from leakbench.leaderboard.records.json_schema import manifest_schema, record_schema, to_json
+
+    print(to_json(record_schema() if document is _Document.RECORD else manifest_schema()), end="")
+    return OK
+
+
+def _recompute(folder: Path) -> Callable[[Any, Path], str]:
+    """Returns the comparison of a record with its arrays, and of its noise with that of its training."""
+    # `leaderboard` may not import `audit`, whose scorers recompute the numbers: it receives the function.
+    from leakbench.leaderboard.checks.check import examine
+
+    from ..run.claims import multiplier_fault
+    from ..run.verify import contradiction
+
+    measured = [record for record in examine(folder).records.values() if record.status == "ok"]
+    return lambda record, place: contradiction(record, place) or multiplier_fault(record, measured)
+
+
+_FREE = ("seeds", "controls")
+"""Overrides that choose cells and change none. Others may name files, which a check must not open."""
+
+_MOST_SEEDS = 100
+
+
+def _known_suite(manifest: Any) -> Any:
+    """Returns the built-in suite of a request, with the seeds and controls of its command; None for other suites."""
+    command = manifest.command
+    overrides = [word for option, word in pairwise(command) if option == "--set" and word.split("=")[0] in _FREE]
+    return _built_in(manifest.suite, tuple(overrides), any(cell.secure for cell in manifest.cells))
+
+
+@cache
+def _built_in(name: str, overrides: tuple[str, ...], secure: bool) -> Any:
+    """Returns a built-in suite, with its cells if they can be listed without a search and without a download."""
+    from leakbench.benchmarks import data
+    from leakbench.leaderboard.checks.suites import KnownSuite
+
+    from ..catalog import methods as catalog
+    from ..plan.expand import plan
+    from ..run.harness import manifest_of
+    from ..suite import suite as suites
+    from ..suite.small import small_forms
+
+    # Only names of the catalogue: `load` would read any file for a path.
+    if name not in catalog.names("suites") and name not in small_forms():
+        return None
+    suite = suites.load(name)
+    with suppress(ValueError):  # of a command that somebody else wrote
+        suite = suite.with_overrides(overrides)
+    sources = [suite.task.data] + ([] if suite.share is None else [suite.share.data])
+    embedded = all("embedded" in data.describe(source) for source in sources)
+    # A search's result is in the cells' ids, and the search is not repeated here.
+    if suite.tune is not None or not embedded or len(suite.seeds) > _MOST_SEEDS:
+        return KnownSuite(digest=suite.digest)
+    return KnownSuite(digest=suite.digest, cells=manifest_of(plan(suite, secure_noise=secure), suite, secure).cells)

@@ -1,0 +1,71 @@
+"""Requests of a folder against the suites that this version knows by name: other files, cells left out, forged ids."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..kinds import JUDGED
+from ..records.manifest import Expected, Manifest
+from ..records.record import Record
+from .fault import Fault
+from .text import printable
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownSuite:
+    """Suite of this version.
+
+    Attributes:
+        digest: of its file.
+        cells: all of them; empty if they cannot be listed here, as without the suite's data.
+    """
+
+    digest: str
+    cells: Sequence[Expected] = ()
+
+
+KnownSuites = Callable[[Manifest], KnownSuite | None]
+"""Request -> the suite of its name, with the seeds that it asks for; None for a name that this version lacks."""
+
+
+def suite_faults(manifests: Mapping[str, Manifest], records: Sequence[Record], known: KnownSuites) -> Iterator[Fault]:
+    """Yields the differences between requests and the suites of their names.
+
+    Args:
+        manifests: by path below the checked folder.
+        records: of the folder, valid.
+        known: suites of this version.
+    """
+    changed = {record.suite for record in records if record.changes}
+    requested = {cell.id for manifest in manifests.values() for cell in manifest.cells}
+    compared: set[str] = set()
+    for file, manifest in manifests.items():
+        suite = known(manifest)
+        if suite is None:
+            continue
+        if suite.digest != manifest.suite_digest:
+            if manifest.suite not in changed:
+                problem = (
+                    f"its file is not that of suite {printable(manifest.suite)} of this version, and no record says "
+                    "what was changed; another version may have changed it"
+                )
+                yield Fault(file=file, field="suite_digest", problem=problem, severity="flagged")
+            continue
+        own = {cell.id for cell in suite.cells}
+        for i, cell in enumerate(manifest.cells):
+            if own and cell.id not in own:
+                problem = f"{cell.id} is no cell of its suite: the id does not follow from the suite of that digest"
+                yield Fault(file=file, field=f"cells[{i}].id", problem=problem)
+        if own.isdisjoint(compared):  # two requests of one suite together are the whole of it
+            compared |= own
+            yield from _left_out(file, [cell for cell in suite.cells if cell.id not in requested], len(own))
+
+
+def _left_out(file: str, cells: Sequence[Expected], of: int) -> Iterator[Fault]:
+    """Yields cells of the suite that no request has; a defense's own cells may be left out, a control may not."""
+    controls = [cell for cell in cells if cell.control in JUDGED]
+    if controls:
+        problem = f"{len(controls)} cells of the suite's controls are not requested, as {controls[0].words}"
+        yield Fault(file=file, field="controls", problem=f"{problem}, seed {controls[0].seed}; run the whole suite")
+    if others := [cell for cell in cells if cell.control not in JUDGED]:
+        problem = f"{len(others)} of {of} cells of the suite are not requested, as {others[0].words}"
+        yield Fault(file=file, field="cells", problem=f"{problem}, seed {others[0].seed}", severity="flagged")

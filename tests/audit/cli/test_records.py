@@ -1,0 +1,158 @@
+"""The commands on folders of records: exit codes, tables that fit a terminal, JSON, and forged figures recomputed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from leakbench.audit.plan.expand import plan
+from leakbench.audit.run.harness import manifest_of
+from leakbench.audit.suite import suite as suites
+from leakbench.leaderboard.records.files import digest_of_bytes
+from leakbench.leaderboard.records.manifest import write_manifest
+from leakbench.leaderboard.records.record import SEAL
+
+from ..conftest import SUITE
+from ..run.runs import run
+
+CHECK = ("leaderboard", "check")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> Path:
+    """Output of a run without controls."""
+    folder = tmp_path_factory.mktemp("results")
+    text = SUITE.replace('{ name = "sgd" }, ', "").replace('{ name = "likelihood_ratio" }, ', "")
+    run(text, folder, command=("leakbench", "run", "toy"))
+    return folder
+
+
+@pytest.fixture
+def copied(results, tmp_path) -> Path:
+    return Path(shutil.copytree(results / "records", tmp_path / "copied" / "records")).parent
+
+
+def edit(folder: Path, kind: str, change) -> Path:
+    """Changes the record of a kind and seals it again."""
+    path = next(p for p in sorted(folder.rglob("*.json")) if json.loads(p.read_text())["kind"] == kind)
+    data = json.loads(path.read_text())
+    change(data)
+    del data[SEAL]
+    data[SEAL] = digest_of_bytes(json.dumps(data, sort_keys=True).encode())
+    path.write_text(json.dumps(data))
+    return path
+
+
+def forged(data):
+    auc = data["metrics"]["auc"]
+    auc.update({key: 0.5 + (auc[key] - auc["value"]) / 2 for key in ("low", "high")}, value=0.5)
+
+
+def test_a_clean_folder_is_only_flagged_and_the_exit_code_is_0(command, results):
+    code, out, err = command(*CHECK, results, "--verify")
+    assert (code, err) == (0, "") and "[flagged] it requests no controls" in out
+    assert out.endswith("2 records, 1 manifests, 1 flagged\n")
+
+
+def test_forged_figures_with_a_new_seal_are_recomputed(command, copied):
+    path = edit(copied, "membership", forged)
+    assert command(*CHECK, copied)[0] == 0  # nothing but its arrays contradicts it
+    code, out, _ = command(*CHECK, copied, "--verify", "--json")
+    (refused,) = [f for f in json.loads(out)["folders"][0]["faults"] if f["severity"] == "refused"]
+    assert code == 3 and refused["file"] == f"records/{path.name}" and refused["field"] == "metrics.auc"
+    assert refused["problem"].startswith("its auc is 0.5 [") and "its scores give" in refused["problem"]
+
+
+def test_a_claim_that_its_steps_do_not_prove_is_refused(command, copied):
+    edit(copied, "utility", lambda data: data["claim"].update(epsilon=1.0))
+    code, out, _ = command(*CHECK, copied, "--verify", "--json")
+    problems = {f["field"]: f["problem"] for f in json.loads(out)["folders"][0]["faults"]}
+    assert code == 3 and "does not follow from its steps" in problems["claim"]
+
+
+def test_faults_fit_eighty_columns_and_every_folder_is_checked(command, results, copied):
+    edit(copied, "membership", lambda data: data["metrics"]["auc"].update(value=2.0, low=2.0, high=2.0))
+    (copied / "records" / ("x" * 90 + ".txt")).write_text("")
+    code, out, _ = command(*CHECK, copied, results)
+    lines = out.splitlines()
+    assert code == 3 and any("metrics.auc.value" in line for line in lines)
+    assert max(len(line) for line in lines if not line.startswith("/")) <= 80  # the last line names the folder
+    assert "2 faults refused" not in lines[-1] and lines[-1].endswith("1 flagged")
+
+
+def test_a_folder_that_is_not_there_is_one_sentence(command):
+    code, out, err = command(*CHECK, "nowhere")
+    assert (code, out) == (3, "") and err.startswith("error: no results in nowhere")
+
+
+def test_a_request_is_compared_with_the_suite_of_its_name(command, tmp_path):
+    suite = suites.load("quick").with_overrides(["seeds=[0]"])
+    whole = manifest_of(plan(suite), suite, False, ("leakbench", "run", "quick", "--set", "seeds=[0]"))
+
+    def problems(cells, digest=suite.digest, command_line=whole.command):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        request = type(whole)(suite="quick", suite_digest=digest, command=command_line, cells=cells)
+        write_manifest(request, folder)
+        (folder / f"{'0' * 32}.json").write_text("{}")
+        _, out, _ = command(*CHECK, folder, "--json")
+        faults = json.loads(out)["folders"][0]["faults"]
+        return [f for f in faults if "has no record" not in f["problem"] and f["file"].endswith("manifest")]
+
+    assert problems(whole.cells) == []
+    (left_out,) = problems(tuple(cell for cell in whole.cells if cell.defense.name != "dpdr"))
+    assert left_out["severity"] == "flagged" and "cells of the suite are not requested, as dpdr" in left_out["problem"]
+    fields = {f["field"]: f for f in problems(tuple(c for c in whole.cells if c.control != "positive"))}
+    assert fields["controls"]["severity"] == "refused"
+    weaker = [cell if i else type(cell)(**{**vars(cell), "id": "a" * 32}) for i, cell in enumerate(whole.cells)]
+    assert "does not follow from the suite" in problems(tuple(weaker))[0]["problem"]
+    (changed,) = problems(whole.cells, digest="b" * 64)
+    assert changed["field"] == "suite_digest" and changed["severity"] == "flagged"
+    (other_seeds,) = problems(whole.cells, command_line=("leakbench", "run", "quick"))
+    assert other_seeds["field"] == "suite_digest"
+
+
+def test_the_command_of_a_request_opens_no_file(command, copied, tmp_path):
+    (request,) = copied.rglob("*.manifest")
+    data = json.loads(request.read_text())
+    mark = tmp_path / "ran"
+    (tmp_path / "evil.py").write_text(f"open({str(mark)!r}, 'w')")
+    data |= {"suite": "quick", "command": ["leakbench", "run", "quick", "--set", f'task.data="{tmp_path}/evil.py:f"']}
+    request.write_text(json.dumps(data))
+    assert command(*CHECK, copied)[0] == 3 and not mark.exists()
+
+
+def test_diff_says_by_its_exit_code_whether_anything_differs(command, results, copied):
+    assert command("leaderboard", "diff", results, copied) == (0, "no difference\n", "")
+    edit(copied, "membership", forged)
+    code, out, _ = command("leaderboard", "diff", results, copied)
+    assert code == 1 and "auc: 1 of 1 differ" in out
+    code, out, _ = command("leaderboard", "diff", results, copied, "--json")
+    (changed,) = json.loads(out)["cells"]["changed"]
+    assert code == 1 and changed["numbers"][0]["after"][0] == 0.5
+
+
+def test_merge_writes_a_folder_that_the_board_reads_or_nothing(command, results, copied, tmp_path):
+    code, out, _ = command("leaderboard", "merge", results, copied, "--out", "merged")
+    assert code == 0 and out.endswith("merged: 2 records\n")
+    assert command("leaderboard", "table", "merged")[1] == command("leaderboard", "table", results)[1]
+    path = edit(copied, "membership", forged)
+    code, out, err = command("leaderboard", "merge", results, copied, "--out", "other")
+    assert (code, err) == (3, "") and out.endswith("nothing was merged: 1 fault refused\n")
+    assert not (tmp_path / "other").exists()
+    code, out, _ = command("leaderboard", "merge", results, copied, "--out", "other", "--json")
+    (fault,) = json.loads(out)["faults"]
+    assert code == 3 and fault["file"] == str(path) and path.name in fault["problem"].partition("differs from")[2]
+    code, _, err = command("leaderboard", "merge", results, "--out", "merged")
+    assert code == 3 and "must be a new or empty folder" in err
+
+
+def test_schemas_are_printed_and_accept_the_files_of_a_run(command, results):
+    for name, pattern in (("record", "*.json"), ("manifest", "*.manifest")):
+        code, out, err = command("leaderboard", "schema", name)
+        assert (code, err) == (0, "")
+        for path in results.rglob(pattern):
+            Draft202012Validator(json.loads(out)).validate(json.loads(path.read_text()))
+    assert command("leaderboard", "schema")[1] == command("leaderboard", "schema", "record")[1]
+    assert command("leaderboard", "schema", "board")[0] == 2
