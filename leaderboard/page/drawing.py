@@ -185,7 +185,7 @@ def equal_scales(marks: Sequence[ProvedMark], *, x: Axis, y: Axis, words: str) -
     return _picture(Markup("").join(drawn), words, "equal-scales", **size)
 
 
-_WIDTH, _HEIGHT = _LEFT + SIDE + 14, _TOP + SIDE + _BELOW
+_WIDTH, _HEIGHT = _LEFT + SIDE + 24, _TOP + SIDE + _BELOW
 
 
 def _picture(content: str, words: str, kind: str, *, width: int = 0, height: int = 0, **data: str) -> Markup:

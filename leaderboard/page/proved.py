@@ -5,6 +5,7 @@ Bounds of several attacks are separate marks, because their error probabilities 
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 
@@ -35,14 +36,14 @@ def proved_figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]
     """
     marks: list[ProvedMark] = []
     numbers: list[tuple[str, ...]] = []
-    missing: dict[str, list[str]] = {}
+    missing: Counter[tuple[str, str]] = Counter()
     cells = [(row, cell) for row in rows if row.control != "negative" for cell in row.cells]
     for (row, cell), metric in product(cells, PROVED):
         if not any(metric in record.metrics for record in cell.records.values()):
             continue
         bound = over_seeds(metric, cell)
         if bound.value is None:
-            missing.setdefault(bound.reason or "", []).append(f"{row.label} by {cell.attack}")
+            missing[cell.attack or "", bound.reason or ""] += 1
             continue
         claimed, relation = _claimed(cell, metric)
         claim_words = "no finite claim" if math.isinf(claimed) else f"claimed ε {claimed:.2f}"
@@ -63,7 +64,9 @@ def proved_figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]
             (row.label, cell.attack or "", PROVED[metric], "∞" if math.isinf(claimed) else f"{claimed:.2f}", relation,
              f"{bound.value:.2f}", count)
         )  # fmt: skip
-    aside = tuple(f"Not shown: {', '.join(labels)}: {why}." for why, labels in missing.items())
+    aside = tuple(
+        f"Not shown: {attack} on {count} row{'s' * (count > 1)}, {why}." for (attack, why), count in missing.items()
+    )
     if not marks:
         return [Figure(name=f"{name}-proved", title=TITLE, caption=aside)] if aside else []
     if len(marks) > LABELLED:
