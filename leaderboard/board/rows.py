@@ -93,8 +93,10 @@ class Row:
         """
         if self.claim is None or self.claim.epsilon is None:
             return math.inf, None, "" if self.claim is None else self.claim.unit
-        asked = self.budget.epsilon
-        epsilon = asked if asked is not None and self.claim.epsilon <= asked else round(self.claim.epsilon, 2)
+        requested = self.budget.epsilon
+        epsilon = (
+            requested if requested is not None and self.claim.epsilon <= requested else round(self.claim.epsilon, 2)
+        )
         return epsilon, self.claim.delta, self.claim.unit
 
     @property

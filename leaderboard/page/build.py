@@ -45,7 +45,7 @@ from .class_maps import ClassMap, class_maps
 from .clients import client_figures
 from .drawing import roc_axes
 from .figures import Figure, figures
-from .matrix import Matrix, matrix
+from .matrix import AttackMatrix, matrix
 from .picture_grid import PictureGrid, picture_grid
 from .plots import Style, bundle, picture, styles
 from .proved import proved_figures
@@ -85,7 +85,7 @@ class Part:
 
     section: Section
     figures: tuple[Figure, ...]
-    matrix: Matrix | None
+    matrix: AttackMatrix | None
     grid: PictureGrid | None
     exhibits: tuple[Exhibit, ...]
     unpictured: tuple[tuple[str, str], ...]

@@ -20,7 +20,7 @@ SIDE = 200
 _LEFT, _TOP, _BELOW = 46, 8, 34
 """Margins of the square for the labels of its axes; pixels."""
 
-Curve = Sequence[tuple[float, float]]
+RocCurve = Sequence[tuple[float, float]]
 """(false positive rate, true positive rate) from left to right."""
 
 
@@ -62,7 +62,7 @@ def roc_axes(decades: Iterable[int]) -> Markup:
     )
 
 
-def roc(measured: Sequence[Curve], allowed: Curve, *, decades: int, words: str) -> Markup:
+def roc(measured: Sequence[RocCurve], allowed: RocCurve, *, decades: int, words: str) -> Markup:
     """Draws measured ROC curves, one per seed, and the most that the claim allows, dashed.
 
     Args:
@@ -181,22 +181,22 @@ def equal_scales(marks: Sequence[ProvedMark], *, x: Axis, y: Axis, words: str) -
                     middle + dx, down + dy + 4, anchor, mark.point.label
                 )
             )
-    size = {"width": round(left + wide + 12), "height": top + side + 42}
-    return _picture(Markup("").join(drawn), words, "equal-scales", **size)
+    size = round(left + wide + 12), top + side + 42
+    return _picture(Markup("").join(drawn), words, "equal-scales", size=size)
 
 
 _WIDTH, _HEIGHT = _LEFT + SIDE + 24, _TOP + SIDE + _BELOW
 
 
-def _picture(content: str, words: str, kind: str, *, width: int = 0, height: int = 0, **data: str) -> Markup:
-    width, height = width or _WIDTH, height or _HEIGHT
+def _picture(content: str, words: str, kind: str, *, size: tuple[int, int] = (_WIDTH, _HEIGHT), **data: str) -> Markup:
+    width, height = size
     attributes = Markup("").join(Markup(' data-{}="{}"').format(key.replace("_", "-"), data[key]) for key in data)
     return Markup(
         '<svg class="still {}" viewBox="0 0 {} {}" width="{}" height="{}" role="img" aria-label="{}"{}>{}</svg>'
     ).format(kind, width, height, width, height, words, attributes, Markup(content))  # noqa: S704 -- drawn above
 
 
-def _line(curve: Curve, decades: int) -> str:
+def _line(curve: RocCurve, decades: int) -> str:
     """Path of a curve; points below an axis are cut."""
     least = 10.0**-decades * (1 - 1e-9)
     inside = [(x, y) for x, y in curve if x >= least and y >= least]

@@ -20,7 +20,7 @@ from ..metrics import METRICS
 from ..records.fields import MethodUsed
 from ..records.labels import differences, key_of, word
 from ..records.record import Record, RecordError
-from .drawing import Curve, decades_below, histogram, roc
+from .drawing import RocCurve, decades_below, histogram, roc
 from .plots import Style, marker
 from .roc import allowed_by_claim, scores_of, thinned_rates
 from .tables import Value, value
@@ -93,7 +93,7 @@ class MatrixLine:
 
 
 @dataclass(kw_only=True)
-class Matrix:
+class AttackMatrix:
     """Matrix of a section; `attacks` are the labels of its columns."""
 
     attacks: tuple[str, ...]
@@ -105,7 +105,7 @@ class Matrix:
         return [cell for line in self.lines for cell in line.cells if isinstance(cell, MatrixCell)]
 
 
-def matrix(rows: Sequence[Row], folder: Path, style: Style, notes: Footnotes) -> Matrix | None:
+def matrix(rows: Sequence[Row], folder: Path, style: Style, notes: Footnotes) -> AttackMatrix | None:
     """Makes the matrix of a section; None if no membership attack has a result there.
 
     Args:
@@ -117,10 +117,10 @@ def matrix(rows: Sequence[Row], folder: Path, style: Style, notes: Footnotes) ->
     labels = _attack_labels(_first(cell) for row in rows for cell in row.cells if cell.kind == RANKED_BY)
     if not labels:
         return None
-    made = Matrix(attacks=tuple(labels.values()))
+    attack_matrix = AttackMatrix(attacks=tuple(labels.values()))
     for row in rows:
         cells = {_key(_first(cell)): cell for cell in row.cells if cell.kind == RANKED_BY}
-        made.lines.append(
+        attack_matrix.lines.append(
             MatrixLine(
                 name=row.defense.name,
                 details=row.details,
@@ -132,7 +132,7 @@ def matrix(rows: Sequence[Row], folder: Path, style: Style, notes: Footnotes) ->
                 ),
             )
         )
-    return made
+    return attack_matrix
 
 
 def _attack_labels(firsts: Iterable[Record]) -> dict[str, str]:
@@ -223,7 +223,7 @@ class _Plots:
 
 def _plots(cell: BoardCell, folder: Path, words: str) -> _Plots:
     """Draws the curves of a cell's first seeds and the scores of its first."""
-    curves: list[Curve] = []
+    curves: list[RocCurve] = []
     least, scores, remarks = 1.0, None, []
     for seed, record in list(cell.records.items())[:SEEDS]:
         try:
@@ -250,7 +250,7 @@ def _plots(cell: BoardCell, folder: Path, words: str) -> _Plots:
     )
 
 
-def _largest_allowed(records: Iterable[Record]) -> Curve:
+def _largest_allowed(records: Iterable[Record]) -> RocCurve:
     """Bound that all seeds' claims satisfy: at each rate the largest; empty if a seed lacks it."""
     bounds = [dict(allowed_by_claim(record)) for record in records]
     if not all(bounds):

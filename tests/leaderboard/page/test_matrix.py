@@ -126,7 +126,7 @@ def test_thinning_keeps_each_false_positive_at_the_left_end_and_the_rates_asked_
 def test_the_counts_of_a_histogram_sum_to_its_candidates(attacked, tmp_path, scores):
     (cell,) = made(tmp_path, attacked(scores=scores)).cells
     for group, size in (("members", MEMBERS), ("non-members", NON_MEMBERS)):
-        counts = re.search(rf' data-{group}="([\d,]+)"', cell.scores)
+        counts = re.search(rf' data-{group}="([\d,]+)"', str(cell.scores))
         assert counts is not None and sum(map(int, counts[1].split(","))) == size
 
 

@@ -175,8 +175,8 @@ def test_a_grid_of_budgets_has_four_plots_with_lines(grid):
     trades = [figure.specification for title, figure in found.items() if title.startswith("Utility")]
     # Each budget by itself, with the control that has none as a reference, on axes that all of them share.
     assert [[row["series"] for row in rows(trade)] for trade in trades] == [["dp_sgd", "dpdr", "sgd"]] * 3
-    domains = {re.search(r'"domain": (\[[^]]+])', json.dumps(trade))[1] for trade in trades}
-    assert len(domains) == 1
+    domains = {tuple(re.findall(r'"domain": (\[[-\d., ]+])', json.dumps(trade))) for trade in trades}
+    assert len(domains) == 1 and len(set(*domains)) == 2  # of either axis
     assert all(">chance<" in picture(trade) for trade in trades if trade is not None)
     svg = picture(trades[-1] or {})
     assert all(f">{method}</text>" in svg for method in ("dp_sgd", "dpdr", "sgd"))
