@@ -16,7 +16,7 @@ from ..records.record import Record
 from .aggregate import Estimate
 from .controls import ControlResult, Violation
 from .notes import alarms, listed, notes, unranked_words
-from .rows import Row
+from .rows import Row, several_guarantees
 
 SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 
@@ -101,7 +101,10 @@ def content(
     # groupby joins neighbours alone; rows are sorted by section first (`Row.order`).
     for section, group in groupby(rows, key=lambda row: row.section):
         title = " · ".join(filter(None, section))
-        page.sections.append((title, [_words(page, row, several=len(deltas) > 1) for row in group]))
+        rows_of_section = list(group)
+        budgets = several_guarantees(rows_of_section)
+        words = [_words(page, row, several=len(deltas) > 1, budgets=budgets) for row in rows_of_section]
+        page.sections.append((title, words))
     page.notes = notes(rows, controls)
     page.unranked = unranked_words(unranked)
     return page
@@ -133,7 +136,19 @@ def halves(rows: Sequence[Row]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return ("defense", "epsilon", *first, "attack"), ("defense", *second, "rank", "seeds", "flags")
 
 
-def _words(page: Content, row: Row, *, several: bool) -> dict[str, CellWords]:
+def rank_words(row: Row, *, budgets: bool) -> CellWords:
+    """Rank of a row, as ("1",), or ("1", "of 3") if the rows of its section have several budgets; "-" for controls.
+
+    Args:
+        row: of the board; an unplaced row has its reason in a footnote.
+        budgets: whether the section has several.
+    """
+    if row.unplaced:
+        return ("n/a",)
+    return (str(row.rank or "-"), *((f"of {row.ranked_of}",) if budgets and row.rank else ()))
+
+
+def _words(page: Content, row: Row, *, several: bool, budgets: bool) -> dict[str, CellWords]:
     details = (f"({row.details})",) if row.details else ()
     control = (f"({row.control} control)",) if row.control else ()
     flags = tuple("CLAIM VIOLATED" if flag == "claim_violated" else flag for flag in row.flags)
@@ -141,7 +156,7 @@ def _words(page: Content, row: Row, *, several: bool) -> dict[str, CellWords]:
     # Footnotes are numbered in this order: the rank's before the numbers', although its column is behind theirs.
     cells: dict[str, CellWords] = {
         "defense": (row.defense.name, *details, *control),
-        "rank": page.mark(("n/a",), row.unplaced) if row.unplaced else (str(row.rank or "-"),),
+        "rank": page.mark(rank_words(row, budgets=budgets), row.unplaced),
         "epsilon": _epsilon(page, row, several=several),
     }
     shown = {column.key: (metric, column) for metric, column in columns()}

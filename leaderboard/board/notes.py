@@ -17,7 +17,7 @@ from .comparable import mixed
 from .controls import ControlResult, Violation, leaks
 from .public_only import public_sentences
 from .reconstruction_summary import reconstruction_summaries
-from .rows import RANKED_BY, Row
+from .rows import RANKED_BY, Row, several_guarantees
 
 
 def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation], gaps: Sequence[str] = ()) -> list[str]:
@@ -107,7 +107,9 @@ def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
     sentences += filter(None, (_target_words(kind, rows, records) for kind in attacked()))
     if sizes := sizes_words(records):
         sentences.append(f"Per seed: {sizes}.")
+    sentences += filter(None, [ranks_sentence(rows)])
     sentences += powerless(rows)
+    sentences += degraded_sentences(rows)
     sentences += [f"Images of {label}: {sentence}" for label, sentence in reconstruction_summaries(rows)]
     if passed := [f"{c.name}: {c.measured}" for c in controls if c.ok]:
         sentences.append(f"Controls that held: {'; '.join(passed)}.")
@@ -136,6 +138,34 @@ def largest_sentence(rows: Iterable[Row]) -> str:
         "the steps that were taken; the gap is what this attack did not find, and perhaps no attack can. One run "
         "may lie above it by chance."
     )
+
+
+def degraded_sentences(rows: Sequence[Row]) -> list[str]:
+    """Sentence for each attack that saw itself that it found no match, with the rows that it attacked.
+
+    Args:
+        rows: of the board.
+    """
+    labels: dict[str, list[str]] = {}
+    for row in rows:
+        for attack in row.degraded:
+            labels.setdefault(attack, []).append(row.label)
+    words = "degraded (by its own account it found no match, or others match as well)"
+    return [f"Attack {attack}: {words} on {', '.join(on)}." for attack, on in labels.items()]
+
+
+def ranks_sentence(rows: Sequence[Row]) -> str:
+    """Sentence on the rows among which ranks are given; empty if no table has several budgets.
+
+    Args:
+        rows: of the board.
+    """
+    tables = {row.section: [] for row in rows}
+    for row in rows:
+        tables[row.section].append(row)
+    if not any(several_guarantees(table) for table in tables.values()):
+        return ""
+    return "Ranks are among the rows of a table with the same epsilon, delta and privacy unit."
 
 
 def one_seed_sentence(rows: Iterable[Row]) -> str:

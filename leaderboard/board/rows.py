@@ -25,6 +25,9 @@ from .comparable import attacks_tried, mixed, same_splits
 RANKED_BY = "membership"
 """Kind of attack whose worst case decides ranks."""
 
+DEGRADED = "degraded"
+"""Flag of a record whose attack saw itself that it found no match; it is listed with the attack, not with the row."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -42,13 +45,14 @@ class Row:
         noise_multiplier: noise std / sensitivity; None if not recorded or not a single number.
         cells: all measured cells.
         estimates: key of a column -> its estimate, for every column of `metrics.columns`.
-        flags: of the records, and the row's own: incomplete, missing_cells, uneven_seeds, uneven_attacks, uneven_tasks,
-            mixed_code, claims_differ.
+        flags: of the records, except that of an attack alone (`degraded`), and the row's own: incomplete,
+            missing_cells, uneven_seeds, uneven_attacks, uneven_tasks, mixed_code, claims_differ.
         unranked: its records that failed or were skipped.
         missing: requested cells without a record.
         lacks: kinds of result whose worst case is only a lower limit, because a cell failed, was refused or is missing,
             or other rows have more attacks.
-        rank: place among the contestants of its section, from 1; None without a rank.
+        rank: place among the contestants of its section and `guarantee`, from 1; None without a rank.
+        ranked_of: number of contestants with a rank there; None without a rank.
         unplaced: why it has no rank; empty for controls and ranked rows.
     """
 
@@ -68,6 +72,7 @@ class Row:
     missing: tuple[Expected, ...] = ()
     lacks: frozenset[str] = frozenset()
     rank: int | None = None
+    ranked_of: int | None = None
     unplaced: str = ""
 
     @property
@@ -78,6 +83,31 @@ class Row:
         """
         by_client = self.claim is not None and self.claim.unit == "client"
         return self.suite, self.task.data, self.task.model, "unit: client" if by_client else ""
+
+    @property
+    def guarantee(self) -> tuple[float, float | None, str]:
+        """Epsilon, delta and privacy unit, within which rows are ranked; an infinite epsilon has no delta.
+
+        The epsilon is the requested one if the claim stays within it, because calibrated claims differ in their last
+        digits, and otherwise the claim's, to two decimals.
+        """
+        if self.claim is None or self.claim.epsilon is None:
+            return math.inf, None, "" if self.claim is None else self.claim.unit
+        requested = self.budget.epsilon
+        epsilon = (
+            requested if requested is not None and self.claim.epsilon <= requested else round(self.claim.epsilon, 2)
+        )
+        return epsilon, self.claim.delta, self.claim.unit
+
+    @property
+    def degraded(self) -> tuple[str, ...]:
+        """Attacks on the row that saw themselves that they found no match: a property of the attack's result."""
+        words = [
+            f"{cell.attack}{KINDS[cell.kind].noise_words(cell.noise)}"
+            for cell in self.cells
+            if any(DEGRADED in record.flags for record in cell.records.values())
+        ]
+        return tuple(dict.fromkeys(words))
 
     @property
     def method(self) -> str:
@@ -115,13 +145,14 @@ class Row:
         return tuple(sorted({record.seed for record in self.records}))
 
     def order(self) -> tuple[Any, ...]:
-        """Sort key: section, contestants before controls, rankable rows, finite epsilon, the pessimistic AUC."""
-        finite = self.claim is not None and self.claim.epsilon is not None
+        """Sort key: section, contestants before controls, rankable rows, the guarantee, the pessimistic AUC."""
+        epsilon, delta, unit = self.guarantee
         value = math.inf if self.auc.value is None else self.auc.value
         # The high end, so that a wide interval, as of few seeds, is no advantage.
         high = value if self.auc.high is None else self.auc.high
         place = [None, "positive", "negative", "public_only"].index(self.control)
-        return (*self.section, place, bool(self.unplaced), not finite, high, value, self.defense.name, self.details)
+        budget = (epsilon, delta or 0.0, unit)
+        return (*self.section, place, bool(self.unplaced), *budget, high, value, self.defense.name, self.details)
 
 
 def rows_from(records: Iterable[Record], complete: Completeness | None = None) -> list[Row]:
@@ -160,14 +191,29 @@ def rows_from(records: Iterable[Record], complete: Completeness | None = None) -
 
 
 def placed(rows: Iterable[Row]) -> list[Row]:
-    """Sorts rows into the order of the board, and ranks those that can be ranked within their section."""
-    ranked, ranks = [], Counter()
-    for row in sorted(rows, key=Row.order):
-        if row.control is None and not row.unplaced:
-            ranks[row.section] += 1
-            row = replace(row, rank=ranks[row.section])
+    """Sorts rows into the order of the board, and ranks those that can be ranked within their section and guarantee."""
+    rows, ranks, ranked = sorted(rows, key=Row.order), Counter(), []
+    groups = [(row.section, row.guarantee) if row.control is None and not row.unplaced else None for row in rows]
+    sizes = Counter(groups)
+    for row, group in zip(rows, groups, strict=True):
+        if group is not None:
+            ranks[group] += 1
+            row = replace(row, rank=ranks[group], ranked_of=sizes[group])
         ranked.append(row)
     return ranked
+
+
+def several_guarantees(rows: Iterable[Row]) -> bool:
+    """Returns whether contestants have different guarantees, so that a rank must say among how many it is."""
+    return len({row.guarantee for row in rows if row.control is None}) > 1
+
+
+def guarantee_words(guarantee: tuple[float, float | None, str]) -> str:
+    """Formats a guarantee, as "ε 3, δ 1e-5, unit example"; "no proved ε" for an infinite one."""
+    epsilon, delta, unit = guarantee
+    if math.isinf(epsilon):
+        return "no proved ε"
+    return f"ε {epsilon:g}, δ {delta:g}, unit {unit}".replace("e-0", "e-")
 
 
 def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
@@ -306,7 +352,7 @@ def _row(draft: _Draft, details: str, variant: str) -> Row:
     multipliers = {r.noise_multiplier for r in draft.ok if not _own_task(r)}
     claim, differ = _claim(draft.ok)
     # Dictionaries serve as ordered sets, so that flags keep the order of the records.
-    flags = dict.fromkeys(flag for record in draft.ok + draft.unranked for flag in record.flags)
+    flags = dict.fromkeys(flag for r in draft.ok + draft.unranked for flag in r.flags if flag != DEGRADED)
     if any(record.status == "failed" for record in draft.unranked):
         flags["incomplete"] = None
     refused = {kind: _refused_seeds(draft.unranked, kind) for kind in KINDS}

@@ -27,7 +27,7 @@ from .controls import ControlResult, Violation, check_controls, find_violations
 from .notes import alarms, gaps
 from .public_only import public_numbers
 from .reconstruction_summary import reconstruction_summaries
-from .rows import RANKED_BY, Row, rows_from
+from .rows import RANKED_BY, Row, guarantee_words, rows_from
 
 __all__ = ["Board", "BoardError", "ControlResult", "Estimate", "Row", "Violation"]
 
@@ -37,8 +37,8 @@ class Board:
     """Leaderboard of the records of any number of suites.
 
     Attributes:
-        rows: sorted: contestants before controls, rankable rows before others, finite epsilon first, then by the
-            pessimistic (high) end of the worst-case AUC; rows without an AUC come last.
+        rows: sorted: contestants before controls, rankable rows before others, by the guarantee (infinite epsilon
+            last), then by the pessimistic (high) end of the worst-case AUC; rows without an AUC come last.
         controls: expectation of every control, and whether it held.
         violations: records whose claim was refuted.
         unranked: records that failed or were skipped.
@@ -181,6 +181,8 @@ def _flat(row: Row) -> dict[str, Any]:
     line: dict[str, Any] = {
         "suite": row.suite,
         "rank": row.rank,
+        "rank_of": row.ranked_of,
+        "rank_among": guarantee_words(row.guarantee) if row.rank else None,
         "rank_reason": row.unplaced or None,
         "defense": row.defense.name,
         "settings": _json(row.defense.settings),
@@ -215,6 +217,7 @@ def _flat(row: Row) -> dict[str, Any]:
     line |= {"failed": statuses["failed"], "skipped": statuses["skipped"], "missing": len(row.missing)}
     line["at_least"] = " ".join(_at_least(row))
     line |= {"seeds": " ".join(map(str, row.seeds)), "flags": " ".join(row.flags)}
+    line["degraded_attacks"] = "; ".join(row.degraded)
     return line
 
 
@@ -237,6 +240,8 @@ def _tree(row: Row) -> dict[str, Any]:
         "task": dict(row.task),
         "control": row.control,
         "rank": row.rank,
+        "rank_of": row.ranked_of,
+        "rank_among": guarantee_words(row.guarantee) if row.rank else None,
         "rank_reason": row.unplaced or None,
         "at_least": _at_least(row),
         "missing": [cell.id for cell in row.missing],
@@ -263,6 +268,7 @@ def _cell(cell: BoardCell) -> dict[str, Any]:
         "requires": None if first.requires is None else dict(first.requires),
         "noise": cell.noise,
         "metrics": {name: _estimate(over_seeds(name, cell)) for name in names},
+        "flags": list(dict.fromkeys(flag for record in cell.records.values() for flag in record.flags)),
         "records": [record.id for record in cell.records.values()],
     }
 

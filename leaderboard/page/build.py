@@ -10,8 +10,8 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ from ..board.content import Footnotes
 from ..board.notes import (  # fmt: skip
     alarms,
     and_words,
+    degraded_sentences,
     largest_sentence,
     leak_words,
     needs_words,
     powerless,
+    ranks_sentence,
     shared_words,
     sizes_words,
 )
@@ -41,9 +43,13 @@ from . import remarks
 from .certificates import Certificate, certificate
 from .class_maps import ClassMap, class_maps
 from .clients import client_figures
+from .drawing import roc_axes
 from .figures import Figure, figures
+from .matrix import AttackMatrix, matrix
+from .picture_grid import PictureGrid, picture_grid
 from .plots import Style, bundle, picture, styles
-from .reconstructions import Exhibit, PictureAllowance, Shot, exhibits
+from .proved import proved_figures
+from .reconstructions import Exhibit, PictureAllowance, Shot, exhibits, unmeasured_metrics
 from .roc import roc_figures
 from .rounds import round_figures
 from .tables import FLAGS, Section, sections
@@ -64,13 +70,25 @@ class Opening:
     shots: tuple[tuple[str, str, Shot], ...]
 
 
+@dataclass(frozen=True)
+class PageNotes:
+    """Footnotes of the board, of the matrices and of the pictures, each below what refers to it."""
+
+    board: Footnotes = field(default_factory=Footnotes)
+    matrix: Footnotes = field(default_factory=Footnotes)
+    pictures: Footnotes = field(default_factory=Footnotes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """Section of the board with its plots and pictures; the last three are of federated trainings."""
 
     section: Section
     figures: tuple[Figure, ...]
+    matrix: AttackMatrix | None
+    grid: PictureGrid | None
     exhibits: tuple[Exhibit, ...]
+    unpictured: tuple[tuple[str, str], ...]
     federated: tuple[Figure, ...]
     maps: tuple[ClassMap, ...]
     unmapped: tuple[str, ...]
@@ -125,10 +143,11 @@ def render(
     """
     # By id, so that the order of the records does not change the bytes.
     records = sorted(records, key=lambda record: record.id)
-    notes, allowance = Footnotes(), PictureAllowance()
+    notes, allowance = PageNotes(), PictureAllowance()
     style = styles({row.method: row.defense.name for row in board.rows})
     parts = [
-        _part(section, board.rows, folder, style, notes, allowance) for section in sections(board.rows, style, notes)
+        _part(section, board.rows, folder, style, notes, allowance)
+        for section in sections(board.rows, style, notes.board)
     ]
     flags = {flag for row in board.rows for flag in row.flags}
     context: dict[str, Any] = {
@@ -148,7 +167,12 @@ def render(
         "parts": parts,
         "many": len(board.rows) > MANY,
         "flags": {name: meaning for name, meaning in FLAGS.items() if name in flags},
-        "notes": notes,
+        "notes": notes.board,
+        "matrix_notes": notes.matrix,
+        "picture_notes": notes.pictures,
+        "roc_axes": roc_axes(_decades(parts)),
+        "degraded": degraded_sentences(board.rows),
+        "ranks": ranks_sentence(board.rows),
         "unmeasured": remarks.unmeasured(board.unranked),
         "needs": needs_words(records),
         "shared": shared_words(records),
@@ -220,20 +244,25 @@ def _part(
     rows: Sequence[Row],
     folder: Path,
     style: Style,
-    notes: Footnotes,
+    notes: PageNotes,
     allowance: PictureAllowance,
 ) -> Part:
     # A control on public examples alone stands beside the methods of either privacy unit.
     task = section.rows[0].section[:3]
     public_only = [row for row in rows if row.control == "public_only" and row.section[:3] == task]
     maps, unmapped = class_maps(section.rows, folder, style)
+    shown = tuple(exhibits(section.rows, folder, style, notes.pictures, allowance))
     return Part(
         section=section,
         figures=(
             *figures(section.rows, style, section.name),
+            *proved_figures(section.rows, style, section.name),
             *roc_figures(section.rows, folder, style, section.name),
         ),
-        exhibits=tuple(exhibits(section.rows, folder, style, notes, allowance)),
+        matrix=matrix(section.rows, folder, style, notes.matrix),
+        grid=picture_grid(shown, allowance),
+        exhibits=shown,
+        unpictured=tuple(unmeasured_metrics(section.rows)),
         federated=(
             *round_figures(section.rows, public_only, folder, style, section.name),
             *client_figures(section.rows, folder, style, section.name),
@@ -241,6 +270,12 @@ def _part(
         maps=tuple(maps),
         unmapped=tuple(unmapped),
     )
+
+
+def _decades(parts: Iterable[Part]) -> set[int]:
+    """Decades of the axes of the ROC plots in the matrices."""
+    cells = [cell for part in parts if part.matrix for cell in part.matrix.cells]
+    return {cell.decades for cell in cells if cell.decades is not None}
 
 
 def _about(rows: Sequence[Row], records: Sequence[Record]) -> str:

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from markupsafe import Markup
+
 from ..board.aggregate import BoardCell, Estimate, over_seeds, worst_case
-from ..board.rows import Row
+from ..board.rows import Row, guarantee_words
 from ..kinds import KINDS
 from ..metrics import METRICS
 from .axes import Axis, axis_over
@@ -34,6 +36,7 @@ class Figure:
         title: of the plot.
         specification: of Vega-Lite; None if there is nothing to draw, with the reason in the caption.
         caption: sentences.
+        drawing: still plot, instead of a specification; None without one.
         headers: of the table of its numbers; empty without one.
         numbers: rows of that table.
     """
@@ -42,6 +45,7 @@ class Figure:
     title: str
     specification: dict[str, Any] | None = None
     caption: tuple[str, ...] = ()
+    drawing: Markup | None = None
     headers: tuple[str, ...] = ()
     numbers: tuple[tuple[str, ...], ...] = ()
 
@@ -55,10 +59,14 @@ def figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]:
         name: unique on the page; a prefix of the plots' names.
 
     Returns:
-        Two to four plots, and one for each swept setting and variant of the release, if images were attacked.
+        Two to four plots, and one for each swept setting and variant of the release, if images were attacked; with
+        several budgets utility against leakage has a plot for each.
     """
     shown = [row for row in rows if row.control != "negative"]
-    drawn = [_trade_off(shown, style, f"{name}-trade")]
+    drawn = []
+    for place, (words, facet) in enumerate(facets(shown)):
+        figure = _trade_off(facet, style, f"{name}-trade{place or ''}", over=shown)
+        drawn.append(facet_of(figure, words, first=not place))
     by_auc = any(row.auc.value is not None for row in shown)
     # Without an AUC, `_trade_off` falls back to this plot.
     if by_auc and len({row.claim.epsilon for row in shown if row.claim} - {None}) > 1:
@@ -83,8 +91,34 @@ def epsilon_words(row: Row, digits: int = 2) -> str:
     return f"{row.claim.epsilon:.{digits}f}" + (" unverified" if row.claim.unverified else "")
 
 
-def _trade_off(rows: Sequence[Row], style: Style, name: str) -> Figure:
-    if not any(row.auc.value is not None for row in rows):
+def facets(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Splits rows into a facet for each guarantee of a contestant: (guarantee in words, rows).
+
+    Controls of other guarantees are in every facet, as references. With a single finite guarantee, or without a
+    membership attack, there is a single facet, without words.
+
+    Args:
+        rows: of a section, in the order of the board.
+    """
+    guarantees = dict.fromkeys(row.guarantee for row in rows if row.control is None)
+    finite = [guarantee for guarantee in guarantees if math.isfinite(guarantee[0])]
+    if len(finite) < 2 or not any(row.auc.value is not None for row in rows):
+        return [("", list(rows))]
+    ordered = sorted(guarantees, key=lambda guarantee: guarantee[0])
+    references = [row.guarantee for row in rows if row.guarantee not in guarantees]
+    return [(guarantee_words(g), [row for row in rows if row.guarantee in (g, *references)]) for g in ordered]
+
+
+def facet_of(figure: Figure, words: str, *, first: bool) -> Figure:
+    """Names a facet after its guarantee; its first sentence, which all facets share, stays with the first."""
+    if not words:
+        return figure
+    return replace(figure, title=f"{figure.title}, {words}", caption=figure.caption if first else figure.caption[1:])
+
+
+def _trade_off(rows: Sequence[Row], style: Style, name: str, *, over: Sequence[Row]) -> Figure:
+    """Accuracy against leakage of a facet, on the axes of all rows of the section (`over`)."""
+    if not any(row.auc.value is not None for row in over):
         figure = _against_epsilon(rows, style, name)
         remark = "No membership attack was run, so the claim stands where its success would be."
         return Figure(**{**vars(figure), "title": "Utility against claimed ε", "caption": (remark, *figure.caption)})
@@ -95,16 +129,18 @@ def _trade_off(rows: Sequence[Row], style: Style, name: str) -> Figure:
         if row.auc.value is not None
     ]
     chance = AUC.chance or 0.0
-    ends = _ends(row.auc for row in kept)
-    # Chance is in view however far all defenses are from it.
+    measured = [row for row in over if row.auc.value is not None and row.accuracy.value is not None]
+    ends = _ends(row.auc for row in measured)
+    # Chance is in view however far all defenses are from it, and facets share their axes.
     x = axis_over("worst-case AUC of membership attacks", [chance, *ends], least=AUC.least, most=AUC.most)
+    accuracies = _ends(row.accuracy for row in measured)
+    y = axis_over("accuracy on held-out data", accuracies, least=ACCURACY.least, most=ACCURACY.most)
     caption = [
         "Up is more useful, left leaks less. Bars are 95 % intervals; that of the worst-case AUC reaches over "
         "the attacks compared, so its value need not lie in the middle. An outline alone has no proved ε.",
     ]
     return _figure(
-        name, "Utility against leakage", points, x, _accuracy_axis(points), style, caption + _left_out(rows, kept),
-        chance=AUC.chance,
+        name, "Utility against leakage", points, x, y, style, caption + _left_out(rows, kept), chance=AUC.chance,
     )  # fmt: skip
 
 

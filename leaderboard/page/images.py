@@ -118,6 +118,29 @@ def pairs_of(record: Record, folder: Path) -> tuple[list[ImagePair], str]:
     return pairs, ""
 
 
+def floor_image(record: Record, folder: Path) -> ndarray | None:
+    """Mean public image in a record's arrays, on [0, 1]; None if they have none.
+
+    Raises:
+        PictureError: the arrays are no images.
+    """
+    if record.arrays is None:
+        return None
+    try:
+        table = read_table(read_bytes(folder / record.arrays, "arrays"), ["original", "floor"])
+        originals, floors = (table.column(name).combine_chunks().drop_null() for name in ("original", "floor"))
+        if not len(floors):
+            return None
+        values = np.array(floors[0].as_py(), dtype=float)
+        if not np.isfinite(values).all():
+            return None
+        low, high = _range(record, originals.flatten().to_numpy())
+    except (OSError, AttributeError, TypeError, ValueError):
+        # `RecordError` of a table without that column, as of an older version, is a ValueError.
+        return None
+    return unit_images(values, low, high).reshape(_shape(record, len(values)))
+
+
 def _read(record: Record, folder: Path) -> tuple[ndarray, ndarray, ndarray, ndarray]:
     if record.arrays is None:
         raise PictureError("its record names no arrays")

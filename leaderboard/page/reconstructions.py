@@ -14,11 +14,11 @@ from markupsafe import Markup
 from ..board.aggregate import BoardCell, Estimate, over_seeds
 from ..board.choices import is_choice
 from ..board.content import Footnotes
-from ..board.rows import Row
+from ..board.rows import DEGRADED, Row
 from ..kinds import KINDS, KindOfResult
-from ..metrics import METRICS
+from ..metrics import METRICS, KnownMetric
 from .figures import epsilon_words
-from .images import ImagePair, PictureError, pairs_of, png
+from .images import ImagePair, PictureError, floor_image, pairs_of, png
 from .plots import Style, marker
 from .tables import Value, value
 
@@ -63,6 +63,10 @@ class PictureStrip:
         lines: variant -> metric -> cell, means over seeds with intervals.
         floor: main metric of a guess without the update; None if it has no floor.
         floor_of: source of that guess.
+        floor_mean: that guess with its seeds; None if it has no floor.
+        floor_uri: picture of that guess; empty if the arrays have none.
+        main: variant -> main metric, with its seeds.
+        degraded: variants in which the attack saw itself that it found no match.
         tiles: visible at once.
         folded: visible after unfolding.
         remarks: reasons why pictures are missing.
@@ -73,6 +77,10 @@ class PictureStrip:
     lines: dict[str, dict[str, Value]] = field(default_factory=dict)
     floor: Value | None = None
     floor_of: str = ""
+    floor_mean: Estimate | None = None
+    floor_uri: str = ""
+    main: dict[str, Estimate] = field(default_factory=dict)
+    degraded: list[str] = field(default_factory=list)
     tiles: list[Tile] = field(default_factory=list)
     folded: list[Tile] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -120,7 +128,7 @@ def exhibits(
     Returns:
         An exhibit for each row and kind of attack that reconstructs pictures.
     """
-    row_exhibits = []
+    row_exhibits, measured = [], _measured(rows)
     for row, kind in [(row, kind) for row in rows for kind in KINDS.values() if kind.pictured]:
         attacks: dict[str, dict[str, BoardCell]] = {}
         for cell in row.cells:
@@ -137,10 +145,37 @@ def exhibits(
                     control=row.control or "",
                     key=marker(*style[row.method]),
                     epsilon=epsilon_words(row),
-                    strips=tuple(_strip(name, attacks[name], row, kind, folder, notes, allowance) for name in names),
+                    strips=tuple(
+                        _strip(name, attacks[name], row, kind, folder, notes, allowance, measured) for name in names
+                    ),
                 )
             )
     return row_exhibits
+
+
+def unmeasured_metrics(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Metrics of pictures that are n/a for every image of a section, as (title, reasons); no table shows them.
+
+    Args:
+        rows: of the section.
+    """
+    measured, left_out = _measured(rows), []
+    for kind in [kind for kind in KINDS.values() if kind.pictured]:
+        records = [r for row in rows for cell in row.cells if cell.kind == kind.name for r in cell.records.values()]
+        for metric in [metric for metric in _pictured(kind) if metric.name not in measured and records]:
+            reasons = dict.fromkeys(r.metrics[metric.name].reason for r in records if metric.name in r.metrics)
+            left_out.append((metric.title, "; ".join(filter(None, reasons))))
+    return left_out
+
+
+def _pictured(kind: KindOfResult) -> list[KnownMetric]:
+    return [metric for metric in METRICS.values() if metric.pictured and metric.kind == kind.name]
+
+
+def _measured(rows: Sequence[Row]) -> set[str]:
+    """Names of the metrics that have a value in some record."""
+    records = [record for row in rows for record in row.records]
+    return {name for record in records for name, metric in record.metrics.items() if metric.value is not None}
 
 
 def _strip(
@@ -151,13 +186,17 @@ def _strip(
     folder: Path,
     notes: Footnotes,
     allowance: PictureAllowance,
+    measured: set[str],
 ) -> PictureStrip:
-    shown = [metric for metric in METRICS.values() if metric.pictured and metric.kind == kind.name]
+    shown = [metric for metric in _pictured(kind) if metric.name in measured or metric.name == kind.main]
     strip = PictureStrip(attack=attack, headers=tuple(metric.title for metric in shown))
     if floor := METRICS[kind.main].floor:
         # Any variant will do: the floor depends on the images, not on the release.
-        strip.floor = value(over_seeds(floor.metric, next(iter(cells.values()))), notes)
+        cell = next(iter(cells.values()))
+        strip.floor_mean = over_seeds(floor.metric, cell)
+        strip.floor = value(strip.floor_mean, notes)
         strip.floor_of = floor.of.removeprefix("the ")
+        strip.floor_uri = _floor_picture(cell, folder)
     variants = _variants(row, kind)
     for noise, (words, absent) in variants.items():
         if noise in cells:
@@ -165,6 +204,9 @@ def _strip(
         else:
             estimates = {m.name: Estimate(metric=m.name, value=None, reason=absent) for m in shown}
         strip.lines[words] = {name: value(e, notes) for name, e in estimates.items()}
+        strip.main[words] = estimates[kind.main]
+        if noise in cells and any(DEGRADED in record.flags for record in cells[noise].records.values()):
+            strip.degraded.append(words)
     collected, remarks = _collect(cells, variants, folder)
     strip.remarks += remarks
     # Titles have a second number only if a target has several images.
@@ -179,6 +221,15 @@ def _strip(
     if omitted := len(collected) - len(strip.tiles) - len(strip.folded):
         strip.remarks.append(f"{omitted} more of {len(collected)} images are in the arrays beside the records")
     return strip
+
+
+def _floor_picture(cell: BoardCell, folder: Path) -> str:
+    """Picture of the guess without the update, from the first seed's arrays; empty if they have none."""
+    try:
+        image = floor_image(next(iter(cell.records.values())), folder)
+    except PictureError:
+        return ""
+    return "" if image is None else png(image)
 
 
 _Variants = Mapping[str, tuple[str, str]]

@@ -5,6 +5,7 @@ rate matters at low false positive rates. The measured curve is computed from th
 was computed with the claim, and is in the detail of the record's AUC.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ..records.details import AucDetail
 from ..records.files import read_bytes
 from ..records.record import Record, RecordError
 from .axes import Axis
-from .figures import Figure, epsilon_words
+from .figures import Figure, epsilon_words, facet_of, facets
 from .plots import PlotLine, Style
 
 MOST = 8
@@ -31,7 +32,7 @@ _POINTS = 160
 
 
 def roc_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> list[Figure]:
-    """Draws the ROC curves of a section; empty if no scores of a membership attack lie beside its records.
+    """Draws the ROC curves of a section, a plot for each guarantee; empty if no scores lie beside its records.
 
     Args:
         rows: of the section.
@@ -39,7 +40,14 @@ def roc_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> l
         style: method -> (colour, marker).
         name: unique on the page; a prefix of the plot's name.
     """
-    shown = [row for row in rows if row.control != "negative"]
+    drawn = []
+    for place, (words, facet) in enumerate(facets([row for row in rows if row.control != "negative"])):
+        figure = _facet(facet, folder, style, f"{name}-roc{place or ''}")
+        drawn += [] if figure is None else [facet_of(figure, words, first=not drawn)]
+    return drawn
+
+
+def _facet(shown: Sequence[Row], folder: Path, style: Style, name: str) -> Figure | None:
     with_cell = [(row, cell) for row in shown if (cell := _leading(row)) is not None]
     lines: list[PlotLine] = []
     left_out: list[str] = []
@@ -53,13 +61,13 @@ def roc_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> l
         row_title = f"{row.label}: {cell.attack}, seed {record.seed}, claimed ε {epsilon_words(row)}"
         places = list(zip(fprs.tolist(), tprs.tolist(), strict=True))
         lines.append(PlotLine(places=places, series=row.method, title=f"{row_title}, measured"))
-        if allowed := _allowed(record):
+        if allowed := allowed_by_claim(record):
             lines.append(
                 PlotLine(places=allowed, series=row.method, title=f"{row_title}, the most allowed", bound=True)
             )
     specification = roc_plot(lines, style)
     if specification is None:
-        return []
+        return None
     if len(with_cell) > MOST:
         left_out.append(f"Not shown: {len(with_cell) - MOST} more rows, for want of colours.")
     title = "ROC curves against what claims allow"
@@ -71,7 +79,7 @@ def roc_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> l
         "share its noise.",
         *left_out,
     )
-    return [Figure(name=f"{name}-roc", title=title, specification=specification, caption=caption)]
+    return Figure(name=name, title=title, specification=specification, caption=caption)
 
 
 def roc_plot(lines: Sequence[PlotLine], style: Style) -> dict[str, Any] | None:
@@ -98,6 +106,15 @@ def measured(record: Record, folder: Path) -> tuple[ndarray, ndarray]:
     Raises:
         RecordError: there are no scores, or they lack members or non-members.
     """
+    return rates(*scores_of(record, folder))
+
+
+def scores_of(record: Record, folder: Path) -> tuple[ndarray, ndarray]:
+    """Scores of a record's candidates, and whether each is a member, which the attack did not know.
+
+    Raises:
+        RecordError: there are no scores.
+    """
     if record.arrays is None:
         raise RecordError("no scores lie beside its record")
     try:
@@ -105,7 +122,7 @@ def measured(record: Record, folder: Path) -> tuple[ndarray, ndarray]:
         scores, members = (table[column].to_numpy() for column in ("score", "member"))
     except (OSError, ValueError):
         raise RecordError("its scores cannot be read") from None
-    return rates(scores, members.astype(bool))
+    return scores, members.astype(bool)
 
 
 def rates(scores: ndarray, members: ndarray) -> tuple[ndarray, ndarray]:
@@ -118,18 +135,51 @@ def rates(scores: ndarray, members: ndarray) -> tuple[ndarray, ndarray]:
     Raises:
         RecordError: members or non-members are missing, or a score is NaN.
     """
+    inside, outside = _groups(scores, members)
+    fprs, tprs = _curve(inside, outside, np.unique(np.geomspace(1, len(outside), _POINTS).round().astype(int)))
+    shown = fprs > 0
+    return fprs[shown], tprs[shown]
+
+
+def thinned_rates(scores: ndarray, members: ndarray, *, points: int, kept: Sequence[float]) -> tuple[ndarray, ndarray]:
+    """False positive rates from one false positive on, and the true positive rate with at most that many.
+
+    Rates are thinned evenly on a logarithmic axis, which keeps every number of false positives at the left end.
+
+    Args:
+        scores: [n], larger for members.
+        members: bool [n].
+        points: largest number of rates, besides those kept.
+        kept: false positive rates that thinning keeps.
+
+    Raises:
+        RecordError: members or non-members are missing, or a score is NaN.
+    """
+    inside, outside = _groups(scores, members)
+    spread = np.geomspace(1, len(outside), points).round().astype(int)
+    counts = [math.floor(fpr * len(outside) + 1e-9) for fpr in kept]
+    alarms = np.unique([*spread, *filter(None, counts)])
+    # Not the false positives that occur: without any, as of a perfect attack, a logarithmic axis has no place for them.
+    return alarms / len(outside), _curve(inside, outside, alarms)[1]
+
+
+def _groups(scores: ndarray, members: ndarray) -> tuple[ndarray, ndarray]:
+    """Sorted scores of members and of non-members."""
     inside, outside = np.sort(scores[members]), np.sort(scores[~members])
     if not len(inside) or not len(outside) or np.isnan(scores).any():
         raise RecordError("its scores are not of members and non-members")
-    alarms = np.unique(np.geomspace(1, len(outside), _POINTS).round().astype(int))
+    return inside, outside
+
+
+def _curve(inside: ndarray, outside: ndarray, alarms: ndarray) -> tuple[ndarray, ndarray]:
+    """Rates of the tests with at most these ascending numbers of false positives, of which the last is all."""
     # Scores above the first surplus non-member: the most true positives at that many false positives. The last flags
     # all.
     thresholds = np.append(outside[::-1][alarms[:-1]], -np.inf)
     fprs = 1 - np.searchsorted(outside, thresholds, side="right") / len(outside)
     tprs = 1 - np.searchsorted(inside, thresholds, side="right") / len(inside)
     fprs[-1] = tprs[-1] = 1.0  # includes scores of -inf
-    shown = fprs > 0
-    return fprs[shown], tprs[shown]
+    return fprs, tprs
 
 
 def _leading(row: Row) -> BoardCell | None:
@@ -138,7 +188,7 @@ def _leading(row: Row) -> BoardCell | None:
     return next((cell for cell in row.cells if cell.kind == RANKED_BY and cell.attack == lead), None)
 
 
-def _allowed(record: Record) -> list[tuple[float, float]]:
+def allowed_by_claim(record: Record) -> list[tuple[float, float]]:
     """Largest true positive rates under the claim; empty if the record has none, or everything is allowed."""
     points = AucDetail.of(record.metrics["auc"].detail).largest_roc if "auc" in record.metrics else []
     return [] if all(tpr >= 1 for _, tpr in points) else points

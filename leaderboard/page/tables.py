@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Literal
 
 from markupsafe import Markup
 
@@ -19,12 +20,13 @@ from ..board.content import (
     halves,
     largest_words,
     looks_words,
+    rank_words,
     seeds_words,
     shown_columns,
     strongest_words,
     uneven_words,
 )
-from ..board.rows import Row
+from ..board.rows import Row, guarantee_words, several_guarantees
 from ..kinds import KINDS
 from ..metrics import METRICS, KnownMetric, columns
 from .figures import epsilon_words
@@ -32,7 +34,7 @@ from .plots import Style, marker
 
 # "bad": a number may be wrong or flattering; "warn": it is right but needs care. Flags without a tone are remarks.
 TONES = {
-    "CLAIM VIOLATED": "bad", "incomplete": "bad", "diverged": "bad", "degraded": "warn", "uneven_seeds": "warn",
+    "CLAIM VIOLATED": "bad", "incomplete": "bad", "diverged": "bad", "uneven_seeds": "warn",
     "claims_differ": "warn", "distribution_shift": "warn", "missing_cells": "bad", "uneven_attacks": "bad",
     "uneven_tasks": "bad", "mixed_code": "bad", "ran_beside_the_data": "warn",
 }  # fmt: skip
@@ -50,7 +52,6 @@ FLAGS = {
     "ran_beside_the_data": "an attack that is not leakbench's ran in the process of the private data, because what it "
     "attacks could not be sent to a process of its own: its scores are good if its code is trusted",
     "noise_matched": "nothing is proved: the noise is what a bounded method would need",
-    "degraded": "the attacker itself saw that it found no match, or that others match as well",
     "public_in_distribution": "the method, pretraining, or the scale of the inputs, reads public examples of the very "
     "data set that is trained on",
     "pretrained_on_public": "the model was trained on public examples first, without privacy",
@@ -137,13 +138,14 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """Column of the board."""
+    """Column of the board; `best` is the direction in which it is sorted first."""
 
     key: str
     title: str
     unit: str = ""
     hint: str = ""
     number: bool = True
+    best: Literal["ascending", "descending"] = "ascending"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +157,7 @@ class Line:
         details: settings in which it differs from other rows of the same defense.
         control: its role; empty for a contestant.
         key: its mark in the plots.
+        guarantee: epsilon, delta and unit of its budget, in words.
         cells: column -> cell.
         flags: (name, tone, meaning) each; the tone is "bad", "warn" or "".
         violated: whether its claim was refuted.
@@ -164,6 +167,7 @@ class Line:
     details: str
     control: str
     key: Markup
+    guarantee: str
     cells: Mapping[str, Value]
     flags: tuple[tuple[str, str, str], ...]
     violated: bool
@@ -178,7 +182,8 @@ class Section:
         suite: of all its rows.
         data: data set of the training.
         model: model that was trained, and the privacy unit where it is a client.
-        columns: those with content in some row.
+        columns: those with a value in some row.
+        left_out: (title, reasons) of the columns that are n/a in every row.
         contestants: sorted as on the board.
         controls: rows that must leak, or must not.
         rows: board rows that it was made from.
@@ -189,9 +194,20 @@ class Section:
     data: str
     model: str
     columns: list[Column] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
     contestants: list[Line] = field(default_factory=list)
     controls: list[Line] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+
+    @property
+    def bodies(self) -> list[tuple[str, str, list[Line]]]:
+        """Bodies of the table, (class, heading, lines): contestants by budget, with headings for several; controls."""
+        budgets = {line.guarantee: [] for line in self.contestants}
+        for line in self.contestants:
+            budgets[line.guarantee].append(line)
+        several = len(budgets) > 1
+        bodies = [("contestants", words if several else "", lines) for words, lines in budgets.items()]
+        return [*bodies, *([("controls", "Controls", self.controls)] if self.controls else [])]
 
     @property
     def lacks(self) -> list[str]:
@@ -220,12 +236,13 @@ def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Sectio
     for i, ((suite, data, model, unit), group) in enumerate(groupby(rows, key=lambda row: row.section)):
         model = " · ".join(filter(None, (model, unit)))
         section = Section(name=f"s{i + 1}", suite=suite, data=data, model=model, rows=list(group))
-        section.columns = _columns(section.rows)
+        section.columns, section.left_out = _columns(section.rows)
         scales = {column.key: _scale(metric, section.rows) for metric, column in shown_columns(section.rows)}
         for row in section.rows:
             # Controls are in a table body of their own, so that sorting never puts one above the contestants.
             into = section.controls if row.control else section.contestants
-            into.append(_line(row, style, scales, notes, {column.key for column in section.columns}))
+            shown = {column.key for column in section.columns}
+            into.append(_line(row, style, scales, notes, shown, budgets=several_guarantees(section.rows)))
         tables.append(section)
     return tables
 
@@ -264,39 +281,56 @@ def value(estimate: Estimate, notes: Footnotes, scale: Scale | None = None, *, l
     )  # fmt: skip
 
 
-def _columns(rows: Sequence[Row]) -> list[Column]:
+def _columns(rows: Sequence[Row]) -> tuple[list[Column], list[tuple[str, str]]]:
+    """Returns the columns with a value in some row, and (title, reasons) of those that are n/a in every row."""
     deltas = {row.claim.delta for row in rows if row.claim and row.claim.epsilon is not None}
     unit = f"δ = {deltas.copy().pop():g}".replace("e-0", "e-") if len(deltas) == 1 else ""
-    listed = [
-        Column(key="defense", title="Defense", number=False),
-        Column(key="rank", title="Rank", hint="Among the contestants of this table of which every cell is there."),
-        Column(key="epsilon", title="Claimed ε", unit=unit, hint="What the accountant proves; lower is more private."),
-    ]
+    left_out = []
+    listed = [Column(key="defense", title="Defense", number=False)]
+    unplaced = dict.fromkeys(row.unplaced for row in rows if row.control is None)
+    if any(row.rank for row in rows):
+        hint = "Among the contestants of this table with the same ε, δ and unit of which every cell is there."
+        listed.append(Column(key="rank", title="Rank", hint=hint))
+    elif unplaced:
+        left_out.append(("Rank", "; ".join(unplaced)))
+    if any(row.claim for row in rows):
+        hint = "What the accountant proves; lower is more private."
+        listed.append(Column(key="epsilon", title="Claimed ε", unit=unit, hint=hint))
+    else:
+        left_out.append(("Claimed ε", "no claim in these records"))
     # If all rows share a budget, a column of nearly equal multipliers says nothing.
     if len({row.noise_multiplier for row in rows if row.control is None} - {None, 0.0}) > 1:
         hint = "Noise standard deviation / sensitivity."
         listed.append(Column(key="noise", title="Noise", unit="multiplier", hint=hint))
     strongest = Column(key="attack", title="Strongest attack", number=False)
-    first, second = (_tried(half, rows) for half in halves(rows))
+    first, second = (_measured(half, rows) for half in halves(rows))
     # Behind the first kind of attack, as in text, or at the end if a section has none of that kind.
     attack_first = any(column.key in first for metric, column in columns(written=True) if metric.of_attack)
     listed += [*first.values(), *([strongest] if attack_first else []), *second.values()]
     if not attack_first and any(strongest_words(row)[0] for row in rows):
         listed.append(strongest)
-    return [*listed, Column(key="seeds", title="Seeds", hint="How many runs a mean is over.")]
+    for metric, column in shown_columns(rows):
+        tried = not metric.of_attack or any(
+            r.kind == metric.kind for row in rows for r in (*row.records, *row.unranked)
+        )
+        if column.key not in (*first, *second) and tried:
+            reasons = dict.fromkeys(row.estimates[column.key].reason or "" for row in rows)
+            title = " ".join(filter(None, (column.title or " ".join(column.header), column.unit)))
+            left_out.append((title, "; ".join(filter(None, reasons))))
+    return [
+        *listed,
+        Column(key="seeds", title="Seeds", hint="How many runs a mean is over.", best="descending"),
+    ], left_out
 
 
-def _tried(half: Sequence[str], rows: Sequence[Row]) -> dict[str, Column]:
-    """Returns the metrics' columns among these keys, except those of a kind of attack that the whole section lacks.
-
-    A missing kind is reported once, below the tables, and not in every row.
-    """
+def _measured(half: Sequence[str], rows: Sequence[Row]) -> dict[str, Column]:
+    """Returns the metrics' columns among these keys that have a value in some row."""
     columns = {}
     for metric, column in shown_columns(rows):
-        measured = not metric.of_attack or any(row.estimates[column.key].value is not None for row in rows)
-        if column.key in half and (measured or any(r.kind == metric.kind for row in rows for r in row.unranked)):
+        if column.key in half and any(row.estimates[column.key].value is not None for row in rows):
             title = column.title or " ".join(column.header)
-            columns[column.key] = Column(key=column.key, title=title, unit=column.unit, hint=column.hint)
+            best = "descending" if metric.better == "higher" else "ascending"
+            columns[column.key] = Column(key=column.key, title=title, unit=column.unit, hint=column.hint, best=best)
     return columns
 
 
@@ -314,7 +348,9 @@ def _scale(metric: KnownMetric, rows: Sequence[Row]) -> Scale:
     return Scale(low=min([metric.scale[0], *values]), high=max([metric.scale[1], *values]), mark=mark)
 
 
-def _line(row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes, shown: set[str]) -> Line:
+def _line(
+    row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes, shown: set[str], *, budgets: bool
+) -> Line:
     strongest, reason = strongest_words(row)
     counts = sorted({len(cell.records) for cell in row.cells})
     # Shown columns only: others would add footnotes that no cell refers to.
@@ -327,12 +363,13 @@ def _line(row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes,
     cells |= {
         "defense": Value(text=row.defense.name, order=f"{row.defense.name} {row.details}".lower()),
         "rank": Value(
-            text="n/a" if row.unplaced else str(row.rank or "-"),
+            text=rank_words(row, budgets=budgets)[0],
+            ends=" ".join(rank_words(row, budgets=budgets)[1:]),
             order=row.rank,
             reason=row.unplaced,
-            note=notes.number(row.unplaced),
+            note=notes.number(row.unplaced) if "rank" in shown else None,
         ),
-        "epsilon": _epsilon(row, notes),
+        "epsilon": _epsilon(row, notes if "epsilon" in shown else Footnotes()),
         "noise": Value(
             text="n/a" if noise is None else f"{noise:.3g}", order=noise, reason=why, note=notes.number(why)
         ),
@@ -341,7 +378,7 @@ def _line(row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes,
             ends=" ".join(looks_words(row)) if strongest else "",
             order=strongest.lower() or None,
             reason=reason,
-            note=notes.number(reason),
+            note=notes.number(reason) if "attack" in shown else None,
         ),
         # Last of the cells: it rebinds `why`, which `noise` above has read.
         "seeds": Value(
@@ -354,6 +391,7 @@ def _line(row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes,
         details=row.details,
         control=row.control or "",
         key=marker(*style[row.method], hollow=row.claim is None or row.claim.epsilon is None),
+        guarantee=guarantee_words(row.guarantee),
         cells=cells,
         flags=tuple((name, TONES.get(name, ""), _meaning(name)) for name in names),
         violated="claim_violated" in row.flags,

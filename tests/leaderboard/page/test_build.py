@@ -103,14 +103,14 @@ def run(record, metric, claim):
 def test_a_page_is_whole_html_with_its_parts(page, run):
     document = Document(page(*run))
     assert {attrs["id"] for attrs in document.all("section")} == {
-        "board", "plots", "attackers", "unmeasured", "provenance",
+        "board", "matrix", "plots", "attackers", "unmeasured", "provenance",
     }  # fmt: skip
     ids = [attrs["id"] for _, attrs in document.elements if "id" in attrs]
     assert len(ids) == len(set(ids))
     targets = [attrs["href"] for attrs in document.all("a")]
     assert {target for target in targets if not target.startswith("#")} == {"board.csv", "board.json"}
     assert all(target[1:] in ids for target in targets if target.startswith("#"))
-    assert len(document.all("tr", class_="line")) == 5
+    assert len(document.all("tr", class_="line", role="row")) == 5
     assert {attrs["class"] for attrs in document.all("tbody", role="rowgroup")} == {"contestants", "controls"}
 
 
@@ -192,8 +192,9 @@ def test_what_was_not_measured_is_na_with_its_reason_as_tooltip_and_footnote(pag
     document = Document(page(record("utility"), record(metrics=metrics), record(defense="dpdr")))
     # Found at the value, at its note's number, and in the list of notes.
     assert {"title": why, "class": "value"} in document.all("span")
-    (number,) = {attrs["href"][1:] for attrs in document.all("a") if attrs.get("title") == why}
-    assert document.all("li", id=number) and why in document.text
+    numbers = {attrs["href"][1:] for attrs in document.all("a") if attrs.get("title") == why}
+    assert {number[0] for number in numbers} == {"n", "m"}  # under the board, and under the matrix of attacks
+    assert all(document.all("li", id=number) for number in numbers) and why in document.text
     dash = [attrs for attrs in document.all("td") if attrs.get("data-head") == "Worst TPR, at 1 % FPR"]
     assert sorted("data-order" in attrs for attrs in dash) == [False, True]
 
@@ -212,7 +213,8 @@ def test_the_order_of_a_column_is_in_numbers_and_infinity_is_the_largest(page, r
 def test_columns_that_no_record_speaks_of_are_not_there(page, record):
     document = Document(page(record("utility"), record("utility", defense="dpdr")))
     titles = [attrs["data-title"] for attrs in document.all("th", role="columnheader")]
-    assert titles == ["Defense", "Rank", "Claimed ε δ = 1e-5", "Accuracy", "Seeds"]
+    assert titles == ["Defense", "Claimed ε δ = 1e-5", "Accuracy", "Seeds"]
+    assert "Left out, n/a in every row: Rank (no membership attack was measured" in document.text
     assert "no attack on the images of a shared update and no attack on the labels of a shared update" in document.text
 
 
@@ -333,3 +335,55 @@ def test_bad_places_are_refused_in_a_sentence(page, run, tmp_path):
     with pytest.raises(BoardError, match="recorded twice"):
         build(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_every_footnote_is_needed_by_what_stands_above_it(page, run, record, metric):
+    odd = {"auc": metric(None, reason="scores were odd"), "tpr_at_1pct_fpr": metric(None, reason="few non-members")}
+    picture = {
+        "psnr": metric(20.0, reason="one image"),
+        "ssim": metric(None, reason="no patches"),
+        "psnr_floor": metric(11.0),
+    }
+    more = [record(defense="gep", metrics=odd), record("reconstruction", defense="gep", metrics=picture)]
+    document = Document(page(*run, *more))
+    targets = {attrs["href"][1:] for attrs in document.all("a") if attrs["href"].startswith("#")}
+    notes = [attrs["id"] for attrs in document.all("li") if re.fullmatch(r"[nmp]\d+", attrs.get("id", ""))]
+    assert {note[0] for note in notes} == {"n", "m", "p"} and set(notes) <= targets
+    # A reason that only a column which is left out has is no footnote.
+    text = page(*run, *more)
+    assert "few non-members" not in re.findall(r'<ol class="footnotes">.*?</ol>', text, re.DOTALL)[0]
+    assert "Worst TPR at 1 % FPR (" in document.text and "few non-members" in document.text
+
+
+def test_reading_notes_are_folded_and_the_board_stands_first(page, run):
+    text = page(*run)
+    reading = text.partition('<details class="reading">')[2].partition("</details>")[0]
+    assert "are means over seeds" in reading and "an attack failed" in reading  # and the meanings of its flags
+    assert text.index('<details class="reading">') < text.index('<table class="board"')
+
+
+def test_budgets_are_bodies_of_the_table_with_ranks_of_their_own(page, run):
+    document = Document(page(*run[:-1]))
+    headings = [attrs for attrs in document.all("th", scope="rowgroup")]
+    assert len(headings) == 4 and len(document.all("tbody", class_="contestants")) == 3
+    for words in ("ε 3, δ 1e-5, unit example", "ε 8, δ 1e-5, unit example", "no proved ε"):
+        assert words in document.text
+    assert document.text.count("1 of 1") == 3
+
+
+def test_degraded_stands_with_the_attack_and_not_under_the_defense(page, record):
+    made = record("reconstruction", attack="inverting_gradients", flags=("degraded",))
+    text = page(record("utility"), made)
+    board = text.partition('<table class="board"')[2].partition("</table>")[0]
+    assert "degraded" not in board
+    assert "Attack inverting_gradients without noise: degraded (by its own account" in text
+
+
+def test_headers_of_the_boards_tables_have_a_scope_and_a_best_direction(page, run):
+    document = Document(page(*run))
+    heads = document.all("th", role="columnheader")
+    assert all(attrs["scope"] == "col" for attrs in heads)
+    best = {attrs["data-title"].partition(" δ")[0]: attrs["data-best"] for attrs in heads}
+    assert best["Accuracy"] == best["Seeds"] == "descending"
+    assert best["Worst AUC"] == best["Claimed ε"] == best["Defense"] == "ascending"
+    assert all("scope" in attrs for attrs in document.all("th"))

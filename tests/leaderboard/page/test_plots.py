@@ -164,14 +164,21 @@ def test_every_method_has_a_marker_and_methods_of_one_defense_its_colour():
 def test_a_grid_of_budgets_has_four_plots_with_lines(grid):
     found = figures_of(*grid)
     assert list(found) == [
-        "Utility against leakage", "Accuracy against claimed ε", "Accuracy against the noise multiplier",
-        "Empirical against claimed ε",
+        *(f"Utility against leakage, ε {epsilon}, δ 1e-5, unit example" for epsilon in (1, 3, 8)),
+        "Accuracy against claimed ε", "Accuracy against the noise multiplier", "Empirical against claimed ε",
     ]  # fmt: skip
-    trade = found["Utility against leakage"]
-    assert trade.specification is not None
-    svg = picture(trade.specification)
-    assert len({row["path"] for row in rows(trade.specification)}) == 3 and ">chance<" in svg
+    budgets = found["Accuracy against claimed ε"]
+    assert budgets.specification is not None
+    svg = picture(budgets.specification)
+    assert len({row["path"] for row in rows(budgets.specification)}) == 3
     assert len(re.findall(r'd="M[\d.,]+L[\d.,L]+" stroke="var\(--c\d\)"', svg)) == 2  # sgd's line has one end
+    trades = [figure.specification for title, figure in found.items() if title.startswith("Utility")]
+    # Each budget by itself, with the control that has none as a reference, on axes that all of them share.
+    assert [[row["series"] for row in rows(trade)] for trade in trades] == [["dp_sgd", "dpdr", "sgd"]] * 3
+    domains = {tuple(re.findall(r'"domain": (\[[-\d., ]+])', json.dumps(trade))) for trade in trades}
+    assert len(domains) == 1 and len(set(*domains)) == 2  # of either axis
+    assert all(">chance<" in picture(trade) for trade in trades if trade is not None)
+    svg = picture(trades[-1] or {})
     assert all(f">{method}</text>" in svg for method in ("dp_sgd", "dpdr", "sgd"))
     titles = re.findall(r"<title>([^<]+)</title>", svg)
     assert any(

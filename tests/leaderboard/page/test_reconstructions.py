@@ -76,7 +76,8 @@ def test_the_pictures_of_the_page_are_the_arrays(shared, page):
     ]
     for image in (originals[0], found[0]):
         want = np.rint(255 * np.moveaxis(image, 0, -1)).astype(np.uint8)
-        assert sum(np.array_equal(picture, want) for picture in pictures) == 2  # in the opening and in the gallery
+        # In the opening, in the grid and in the gallery.
+        assert sum(np.array_equal(picture, want) for picture in pictures) == 3
 
 
 def test_reconstructions_are_matched_within_their_target_as_in_the_record(shared):
@@ -156,7 +157,7 @@ def test_both_variants_of_one_image_stand_in_one_tile(shared, page):
     shared()
     shared(task={"noise": "calibrated"}, error=0.5)
     text = page()
-    assert text.count('<figure class="tile">') == 1 and text.count('class="frame original"') == 2
+    assert text.count('<figure class="tile">') == 1 and text.count('class="frame original"') == 3
 
 
 def test_a_variant_that_was_not_run_says_so(shared, page):
