@@ -12,8 +12,7 @@ DIGITS = 16
 
 
 def row_id(row: Row) -> str:
-    """Returns a digest of what identifies a row: suite, defense with its settings, budget, task, control and kind of
-    noise.
+    """Returns a digest of suite, defense with its settings, budget, task, control and kind of noise.
 
     Seeds, attacks, metrics, claims, flags and code are no part of it, so a row keeps its id when they are added or
     measured again. Caveat: a row of shared updates alone has the task of its update, so its id changes with the first
