@@ -1,5 +1,7 @@
 """Id of a row, which does not change when seeds or records are added, and version of a board."""
 
+from functools import cache
+
 import leakbench
 
 from ..records.files import digest_of_bytes
@@ -30,6 +32,7 @@ def row_id(row: Row) -> str:
     return digest_of_bytes(key_of(identity).encode())[:DIGITS]
 
 
+@cache
 def board_version() -> str:
     """Returns the versions of the package and of the record's schema, as "leakbench 0.1.0, record schema 2"."""
     return f"leakbench {leakbench.__version__}, record schema {SCHEMA}"

@@ -74,7 +74,7 @@ def tables(board: Board) -> dict[Unit, list[dict[str, Any]]]:
     lines: dict[Unit, list[dict[str, Any]]] = {}
     for row in board.rows:
         of_unit = lines.setdefault(row.unit, [])
-        of_unit += [{name: portable(line[name]) for name in COLUMNS} for line in _lines(row, verdict)]
+        of_unit += [{name: line[name] for name in COLUMNS} for line in _lines(row, verdict)]
     return dict(sorted(lines.items(), key=lambda item: item[0], reverse=True))
 
 
@@ -127,48 +127,52 @@ def to_pandas(*results: str | os.PathLike[str], unit: Unit | None = None) -> "pd
 
 def _lines(row: Row, verdict: str) -> Iterable[dict[str, Any]]:
     claim = row.claim
-    shared = {
-        "row_id": row_id(row),
-        "suite": row.suite,
-        "defense": row.defense.name,
-        "settings": _json(row.defense.settings),
-        "budget": _json(row.budget),
-        "task": _json(row.task),
-        "data": row.task.data,
-        "model": row.task.model,
-        "control": row.control,
-        "controls": verdict,
-        "rank": row.rank,
-        "rank_reason": row.unplaced or None,
-        "unit": row.unit,
-        "epsilon": None if claim is None else float("inf") if claim.epsilon is None else claim.epsilon,
-        "epsilon_reason": "no claim in these records" if claim is None else claim.reason,
-        **{name: claim and getattr(claim, name) for name in ("delta", "relation", "sampling", "accountant")},
-        "epsilon_assumes": "; ".join(claim.assumes) if claim and claim.assumes else None,
-        "epsilon_unverified": "; ".join(claim.unverified) if claim and claim.unverified else None,
-        "noise_multiplier": row.noise_multiplier,
-        "flags": " ".join(row.flags),
-        "version": board_version(),
-    }
+    shared = portable(
+        {
+            "row_id": row_id(row),
+            "suite": row.suite,
+            "defense": row.defense.name,
+            "settings": _json(row.defense.settings),
+            "budget": _json(row.budget),
+            "task": _json(row.task),
+            "data": row.task.data,
+            "model": row.task.model,
+            "control": row.control,
+            "controls": verdict,
+            "rank": row.rank,
+            "rank_reason": row.unplaced or None,
+            "unit": row.unit,
+            "epsilon": None if claim is None else float("inf") if claim.epsilon is None else claim.epsilon,
+            "epsilon_reason": "no claim in these records" if claim is None else claim.reason,
+            **{name: claim and getattr(claim, name) for name in ("delta", "relation", "sampling", "accountant")},
+            "epsilon_assumes": "; ".join(claim.assumes) if claim and claim.assumes else None,
+            "epsilon_unverified": "; ".join(claim.unverified) if claim and claim.unverified else None,
+            "noise_multiplier": row.noise_multiplier,
+            "flags": " ".join(row.flags),
+            "version": board_version(),
+        }
+    )
     for metric, column in columns():
         estimate = row.estimates[column.key]
-        yield shared | {
-            "kind": metric.kind,
-            "metric": column.field or column.key,
-            "better": metric.better,
-            "value": estimate.value,
-            "low": estimate.low,
-            "high": estimate.high,
-            "n": estimate.n,
-            "seeds": " ".join(map(str, estimate.seeds)),
-            "attack": estimate.attack,
-            "looks": estimate.looks,
-            "chosen_on": estimate.chosen_on,
-            "interval": estimate.interval,
-            "reason": estimate.reason,
-            "at_least": metric.of_attack and metric.kind in row.lacks,
-            "largest_under_claim": estimate.largest,
-        }
+        yield shared | portable(
+            {
+                "kind": metric.kind,
+                "metric": column.field or column.key,
+                "better": metric.better,
+                "value": estimate.value,
+                "low": estimate.low,
+                "high": estimate.high,
+                "n": estimate.n,
+                "seeds": " ".join(map(str, estimate.seeds)),
+                "attack": estimate.attack,
+                "looks": estimate.looks,
+                "chosen_on": estimate.chosen_on,
+                "interval": estimate.interval,
+                "reason": estimate.reason,
+                "at_least": metric.of_attack and metric.kind in row.lacks,
+                "largest_under_claim": estimate.largest,
+            }
+        )
 
 
 def _json(value: Any) -> str:

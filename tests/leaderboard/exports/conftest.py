@@ -1,8 +1,16 @@
 """A board with every difficulty of an export: n/a, infinity, a refuted claim, clients, controls and hostile names."""
 
+import shutil
+import subprocess
+import sys
 from datetime import UTC, datetime
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
+import pytest
+
+from leakbench.leaderboard.board.rows import Unit
 from leakbench.leaderboard.board.table import Board
 from leakbench.leaderboard.exports.publication import Publication
 from leakbench.leaderboard.exports.tidy import tables
@@ -54,11 +62,31 @@ def board():
     return Board.from_records(records(), complete(*records()))
 
 
-def numbers(unit="record"):
+@cache
+def numbers(unit: Unit = "record"):
     """(row, metric) -> value of everything measured."""
     return {(x["row_id"], x["metric"]): x["value"] for x in tables(board())[unit] if x["value"] is not None}
 
 
+@cache
 def lines():
     """(row, metric) -> line of the tidy table, of both units."""
     return {(x["row_id"], x["metric"]): x for unit in tables(board()).values() for x in unit}
+
+
+def python_with(module: str, requirement: str, folder: Path, least: tuple[int, int] = (3, 11)) -> Path:
+    """An interpreter that imports a reader: this one, or that of a new environment, since its packages are not ours."""
+    if find_spec(module):
+        return Path(sys.executable)
+    names = [sys.executable, *(f"python3.{minor}" for minor in (12, 13, 14))][sys.version_info < least :]
+    for base in filter(None, map(shutil.which, names)):
+        if subprocess.run([base, "-m", "venv", str(folder)], capture_output=True, check=False).returncode == 0:
+            break
+    else:
+        pytest.skip(f"{requirement} needs Python {least[0]}.{least[1]}, and there is none")
+    python = folder / "bin" / "python"
+    pip = [str(python), "-m", "pip", "install", "--quiet", requirement]
+    installed = subprocess.run(pip, capture_output=True, text=True, check=False)
+    if installed.returncode:
+        pytest.skip(f"{requirement} could not be installed: {installed.stderr.strip()[-200:]}")
+    return python

@@ -2,18 +2,14 @@
 
 import json
 import math
-import shutil
 import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from leakbench.leaderboard.exports.every_eval_ever import every_eval_ever
 from leakbench.leaderboard.exports.formats import write
 
-from .conftest import PUBLICATION, board, lines, numbers
+from .conftest import PUBLICATION, board, lines, numbers, python_with
 
 VERSION = "0.3.0"
 
@@ -46,27 +42,9 @@ def test_scores_are_the_numbers_of_the_board_and_details_say_what_they_mean():
     assert math.inf in {line["epsilon"] for line in lines().values()}
 
 
-def python_with_validator(folder: Path) -> Path:
-    """An interpreter of at least Python 3.12 with the package, made in `folder` if this one has none."""
-    if find_spec("every_eval_ever"):
-        return Path(sys.executable)
-    names = [f"python3.{minor}" for minor in (12, 13, 14)] if sys.version_info < (3, 12) else [sys.executable]
-    for base in filter(None, map(shutil.which, names)):
-        if subprocess.run([base, "-m", "venv", str(folder)], capture_output=True, check=False).returncode == 0:
-            break
-    else:
-        pytest.skip("every-eval-ever needs Python 3.12, and there is none")
-    python = folder / "bin" / "python"
-    pip = [str(python), "-m", "pip", "install", "--quiet", f"every-eval-ever=={VERSION}"]
-    installed = subprocess.run(pip, capture_output=True, text=True, check=False)
-    if installed.returncode:
-        pytest.skip(f"every-eval-ever {VERSION} could not be installed: {installed.stderr.strip()[-200:]}")
-    return python
-
-
 @pytest.mark.peers
 def test_its_validator_accepts_every_file_without_a_warning(tmp_path):
-    python = python_with_validator(tmp_path / "environment")
+    python = python_with("every_eval_ever", f"every-eval-ever=={VERSION}", tmp_path / "environment", (3, 12))
     paths = write(every_eval_ever(board(), PUBLICATION), tmp_path / "store")
     validate = [str(python), "-m", "every_eval_ever.validator.validate", "--format", "json", *map(str, paths)]
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}

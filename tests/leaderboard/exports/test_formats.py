@@ -172,23 +172,6 @@ def test_private_ml_claims_are_those_of_rows_with_an_unrefuted_claim():
     assert b"left out: refuted, its claim was refuted" in files("private_ml")["digits_no.yml"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_croissant_is_accepted_and_read_by_mlcroissant(tmp_path):
-    mlc = pytest.importorskip("mlcroissant")
-    write(files("croissant"), tmp_path)
-    dataset = mlc.Dataset(jsonld=tmp_path / "croissant.json")
-    assert not dataset.metadata.ctx.issues.errors and not dataset.metadata.ctx.issues.warnings
-    assert dataset.metadata.data_limitations and dataset.metadata.ctx.is_v1_1()
-    for unit in ("record", "client"):
-        read = {}
-        for item in dataset.records(unit):
-            plain = {name.partition("/")[2]: value for name, value in item.items()}
-            plain = {name: value.decode() if isinstance(value, bytes) else value for name, value in plain.items()}
-            if plain["value"] is not None and not math.isnan(plain["value"]):
-                read[plain["row_id"], plain["metric"]] = plain["value"]
-        assert read == numbers(unit)
-
-
 def test_names_come_back_from_every_structured_format():
     names = {portable(name) for name in HOSTILE}
     assert names <= {line["defense"] for line in lines().values()}
