@@ -85,7 +85,7 @@ def python_with(module: str, requirement: str, folder: Path, least: tuple[int, i
     else:
         pytest.skip(f"{requirement} needs Python {least[0]}.{least[1]}, and there is none")
     python = folder / "bin" / "python"
-    pip = [str(python), "-m", "pip", "install", "--quiet", requirement]
+    pip = [str(python), "-m", "pip", "install", "--quiet", *requirement.split()]
     installed = subprocess.run(pip, capture_output=True, text=True, check=False)
     if installed.returncode:
         pytest.skip(f"{requirement} could not be installed: {installed.stderr.strip()[-200:]}")

@@ -49,7 +49,7 @@ def test_what_the_publisher_does_not_say_is_left_out():
 
 @pytest.mark.peers
 def test_mlcroissant_reads_equal_numbers_without_errors_and_warnings(tmp_path):
-    python = python_with("mlcroissant", "mlcroissant>=1.1", tmp_path / "environment")
+    python = python_with("mlcroissant", "mlcroissant>=1.1 pyarrow", tmp_path / "environment")
     write(croissant(board(), PUBLICATION), tmp_path / "set")
     command = [str(python), "-c", READER, str(tmp_path / "set/croissant.json")]
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
