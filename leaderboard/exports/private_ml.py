@@ -89,7 +89,7 @@ def _claim(row: list[Any], public: list[str]) -> dict[str, Any]:
         "epsilon": first["epsilon"],
         "delta": first["delta"],
         # Exact: the decimal digits of the number, with the point moved.
-        "private_accuracy": f"{Decimal(repr(_value(row, 'accuracy')['value'])) * 100:f}%",
+        "private_accuracy": f"{(Decimal(repr(_value(row, 'accuracy')['value'])) * 100).normalize():f}%",
         "dp_accountant": html.escape(first["accountant"]),
         "analyses": [_analysis(line) for name in ("auc", "tpr_at_1pct_fpr") if (line := _value(row, name))],
     }
