@@ -20,6 +20,8 @@ def portable(value: Any) -> Any:
         value: a string, or a list or dictionary with strings.
     """
     if isinstance(value, str):
+        if value.isascii() and not {"/", "\\"} & set(value):
+            return value
         # JSON may hold half a surrogate pair, which no encoding can write.
         return _PATH.sub(_file_name, value.encode("utf-8", "replace").decode())
     if isinstance(value, dict):
