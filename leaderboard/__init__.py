@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from leakbench.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from .exports.tidy import to_pandas
     from .records.record import Record, RecordError, read, read_all, write
 
-__all__ = ["Record", "RecordError", "read", "read_all", "write"]
+__all__ = ["Record", "RecordError", "read", "read_all", "to_pandas", "write"]
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -52,7 +52,7 @@ ORDER = {
         *("isolation", "catalog", "suite", "evidence", "scoring", "targets", "plan", "subjects", "run"),
         *("selftest", "theory", "external", "cli"),
     ),
-    "leaderboard": ("records", "board", "checks", "page"),
+    "leaderboard": ("records", "board", "checks", "exports", "page"),
 }
 UPWARDS = {
     (

@@ -59,6 +59,7 @@ EXTRAS = {
     "torchmetrics": "images",
     "lpips": "images",
     "kymatio": "images",
+    "yaml": "exports",
 }
 """Module of an optional dependency -> the extra of this distribution that installs it."""
 

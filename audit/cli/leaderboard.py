@@ -12,33 +12,46 @@ from .options import FAILED, OK, Json, Recomputed, print_json, say
 
 
 def table(
-    results: Annotated[Path, typer.Argument(help="The --out of a run.")],
-    format_: Annotated[str, typer.Option("--format", help="text, markdown, csv or latex.")] = "text",
+    results: Annotated[list[Path], typer.Argument(help="The --out of one run or of several.")],
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="text, markdown, csv, latex, parquet, eval_results, model_index, every_eval_ever, private_ml or "
+            "croissant.",
+        ),
+    ] = "text",
+    out: Annotated[Path | None, typer.Option(help="Folder, or the file of a format that is one.")] = None,
+    dataset: Annotated[str | None, typer.Option(metavar="ORG/NAME", help="Data set that publishes the board.")] = None,
+    license_: Annotated[str | None, typer.Option("--license", help="Of the published board, as CC-BY-4.0.")] = None,
     verify: Recomputed = False,
     as_json: Json = False,
 ) -> int:
-    """Prints the board of a folder of records.
+    """Prints the board of folders of records, or exports it.
 
     Exit 1 if its controls failed, a claim was refuted or, with --verify, numbers are wrong.
     """
     from leakbench.leaderboard.board.table import Board
+    from leakbench.leaderboard.exports.formats import FORMATS, printable, write
+    from leakbench.leaderboard.exports.publication import Publication
 
     from ..catalog.messages import no_such
 
-    formats: dict[str, Callable[[Board], str]] = {
-        "text": Board.to_text,
-        "markdown": Board.to_markdown,
-        "csv": Board.to_csv,
-        "latex": Board.to_latex,
-    }
-    if format_ not in formats:
-        raise ValueError(no_such("format", format_, list(formats)))
+    if format_ not in ("text", *FORMATS):
+        raise ValueError(no_such("format", format_, ["text", *FORMATS]))
+    if format_ == "text" and out is not None:
+        raise ValueError("--out needs a --format other than text")
+    publication = Publication(dataset=dataset, license=license_)
     faults: list[str] = []
-    board = Board.from_folder(results, _verifier(verify, faults))
+    board = Board.from_folders(results, _verifier(verify, faults))
+    files = {} if format_ == "text" else FORMATS[format_](board, publication)
+    if out is not None:
+        for path in write(files, out):
+            say(f"written: {path}")
     if as_json:
         print_json(board.to_dict())
-    else:
-        print(formats[format_](board).rstrip("\n"))
+    elif out is None:
+        print((board.to_text() if format_ == "text" else printable(files, format_)).rstrip("\n"))
     return _judged(board, faults)
 
 

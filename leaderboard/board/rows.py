@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ..kinds import KINDS, ControlRole, KindOfResult
 from ..metrics import METRICS, BoardColumn, KnownMetric, columns
@@ -21,6 +21,9 @@ from ..records.record import Record
 from ..records.task import TrainingTask, UpdateTask, task_of
 from .aggregate import BoardCell, BoardError, Estimate, worst_case
 from .comparable import attacks_tried, mixed, same_splits
+
+Unit = Literal["record", "client"]
+"""Privacy unit: an example or a record of a client, or all of a client's records."""
 
 RANKED_BY = "membership"
 """Kind of attack whose worst case decides ranks."""
@@ -81,8 +84,12 @@ class Row:
 
         The unit is empty for an example or a record of a client: an epsilon of another unit is another guarantee.
         """
-        by_client = self.claim is not None and self.claim.unit == "client"
-        return self.suite, self.task.data, self.task.model, "unit: client" if by_client else ""
+        return self.suite, self.task.data, self.task.model, "unit: client" if self.unit == "client" else ""
+
+    @property
+    def unit(self) -> Unit:
+        """Privacy unit of the claim: `client`, or `record` for an example, for a record of a client, or no claim."""
+        return "client" if self.claim is not None and self.claim.unit == "client" else "record"
 
     @property
     def guarantee(self) -> tuple[float, float | None, str]:

@@ -24,6 +24,7 @@ from . import text_formats as forms
 from .aggregate import BoardCell, BoardError, Estimate, over_seeds
 from .content import Content, content
 from .controls import ControlResult, Violation, check_controls, find_violations
+from .identity import board_version, row_id
 from .notes import alarms, gaps
 from .public_only import public_numbers
 from .reconstruction_summary import reconstruction_summaries
@@ -88,8 +89,21 @@ class Board:
             results: output of the run.
             verify: recomputes numbers from scores.
         """
-        folder = read_folder(results, verify)
-        return cls.from_records(folder.records, folder.complete)
+        return cls.from_folders([results], verify)
+
+    @classmethod
+    def from_folders(cls, results: Iterable[str | os.PathLike[str]], verify: ScoreCheck | None = None) -> "Board":
+        """Builds the board of all records in several results folders, each checked as by `from_folder`.
+
+        Args:
+            results: outputs of runs; a record may be in only one of them.
+            verify: recomputes numbers from scores.
+        """
+        folders = [read_folder(folder, verify) for folder in results]
+        if len(folders) == 1:
+            return cls.from_records(folders[0].records, folders[0].complete)
+        manifests = tuple(manifest for folder in folders for manifest in folder.complete.manifests or ())
+        return cls.from_records([record for folder in folders for record in folder.records], Completeness(manifests))
 
     @property
     def trustworthy(self) -> bool:
@@ -121,16 +135,20 @@ class Board:
     def to_csv(self) -> str:
         """Formats the rows as CSV: a number per column, empty if not measured, `inf` for an infinite epsilon.
 
-        The first column of every row says whether the controls held.
+        The first column of every row says whether the controls held; the last ones are the row's id, its privacy unit
+        and the versions of package and schema. A text that a spreadsheet would compute begins with an apostrophe.
         """
         # In every line, because spreadsheets are sorted, cut and passed on without their top lines.
         verdict = "held" if self.trustworthy else "FAILED" if self.controls else "none"
-        lines = [{"controls": verdict, **_flat(row)} for row in self.rows]
+        lines = [
+            {"controls": verdict, **_flat(row), "row_id": row_id(row), "unit": row.unit, "version": board_version()}
+            for row in self.rows
+        ]
         file = io.StringIO()
         names = list(lines[0]) if lines else ["controls"]
         writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(lines)
+        writer.writerows({name: _no_formula(value) for name, value in line.items()} for line in lines)
         return file.getvalue()
 
     def to_dict(self) -> dict[str, Any]:
@@ -219,6 +237,10 @@ def _flat(row: Row) -> dict[str, Any]:
     line |= {"seeds": " ".join(map(str, row.seeds)), "flags": " ".join(row.flags)}
     line["degraded_attacks"] = "; ".join(row.degraded)
     return line
+
+
+def _no_formula(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def _by_field(row: Row) -> dict[str, Estimate]:

@@ -13,7 +13,7 @@ from rich.text import Text
 from .content import SUPERSCRIPTS, CellWords, Content, superscript
 
 # Columns of words, which may wrap. All other columns hold numbers, which must not.
-_LEFT = ("defense", "attack", "flags")
+LEFT = ("defense", "attack", "flags")
 
 
 def text(page: Content, *, width: int, color: bool = False) -> str:
@@ -73,15 +73,15 @@ def markdown(page: Content) -> str:
     Returns:
         The document.
     """
-    lines = [line for alarm in page.alarms for line in (f"> **{_md(alarm)}**", "")]
+    lines = [line for alarm in page.alarms for line in (f"> **{md(alarm)}**", "")]
     for title, rows in page.sections:
         columns = _used(page, rows)
-        lines += [f"### {_md(title)}", ""]
-        lines.append("| " + " | ".join(_md(" ".join(page.headers[c])) for c in columns) + " |")
-        lines.append("|" + "|".join(" :-- " if c in _LEFT else " --: " for c in columns) + "|")
-        lines += ["| " + " | ".join(_md(" ".join(row[c])) for c in columns) + " |" for row in rows]
+        lines += [f"### {md(title)}", ""]
+        lines.append("| " + " | ".join(md(" ".join(page.headers[c])) for c in columns) + " |")
+        lines.append("|" + "|".join(" :-- " if c in LEFT else " --: " for c in columns) + "|")
+        lines += ["| " + " | ".join(md(" ".join(row[c])) for c in columns) + " |" for row in rows]
         lines.append("")
-    lines += [f"- {_md(line)}" for line in _under(page)]
+    lines += [f"- {md(line)}" for line in _under(page)]
     return "\n".join(lines) + "\n"
 
 
@@ -95,16 +95,16 @@ def latex(page: Content) -> str:
         A fragment to `\input`.
     """
     lines = ["{\\footnotesize"]
-    lines += [f"\\noindent\\textbf{{{_tex(alarm)}}}\\par\\medskip" for alarm in page.alarms]
+    lines += [f"\\noindent\\textbf{{{tex(alarm)}}}\\par\\medskip" for alarm in page.alarms]
     for title, rows in page.sections:
         columns = _used(page, rows)
-        lines.append(f"\\noindent\\textbf{{{_tex(title)}}}\\par\\smallskip")
-        lines.append(f"\\noindent\\begin{{tabular}}{{{''.join('l' if c in _LEFT else 'r' for c in columns)}}}")
+        lines.append(f"\\noindent\\textbf{{{tex(title)}}}\\par\\smallskip")
+        lines.append(f"\\noindent\\begin{{tabular}}{{{''.join('l' if c in LEFT else 'r' for c in columns)}}}")
         lines.append("\\hline")
-        lines += [" & ".join(_tex(" ".join(page.headers[c])) for c in columns) + r" \\", "\\hline"]
-        lines += [" & ".join(_tex(" ".join(row[c])) for c in columns) + r" \\" for row in rows]
+        lines += [" & ".join(tex(" ".join(page.headers[c])) for c in columns) + r" \\", "\\hline"]
+        lines += [" & ".join(tex(" ".join(row[c])) for c in columns) + r" \\" for row in rows]
         lines += ["\\hline", "\\end{tabular}\\par\\medskip"]
-    lines += [f"\\noindent {_tex(line)}\\par" for line in _under(page)]
+    lines += [f"\\noindent {tex(line)}\\par" for line in _under(page)]
     return "\n".join([*lines, "}"]) + "\n"
 
 
@@ -129,13 +129,13 @@ def _table(page: Content, rows: list[dict[str, CellWords]], columns: tuple[str, 
     for i, column in enumerate(used):
         header = Text("\n".join(page.headers[column]))
         lines = [line for cell in (header, *(row[i] for row in texts)) for line in cell.plain.split("\n")]
-        words = [word for line in lines for word in line.split()] if column in _LEFT else lines
+        words = [word for line in lines for word in line.split()] if column in LEFT else lines
         longest = max(map(cell_len, words))
         table.add_column(
             header,
-            justify="left" if column in _LEFT else "right",
+            justify="left" if column in LEFT else "right",
             # Rich would cut the cell to fit the terminal; a number must stay whole.
-            min_width=min(longest, 24 if joint == " " else 16) if column in _LEFT else longest,
+            min_width=min(longest, 24 if joint == " " else 16) if column in LEFT else longest,
             overflow="fold",
         )
     for row, cells in zip(rows, texts, strict=True):
@@ -146,7 +146,7 @@ def _table(page: Content, rows: list[dict[str, CellWords]], columns: tuple[str, 
 
 def _joined(cell: CellWords, joint: str, column: str) -> Text:
     words = list(cell)
-    if joint == "\n" and column in _LEFT and len(words[0]) > 14:
+    if joint == "\n" and column in LEFT and len(words[0]) > 14:
         # Names are single words; they break at the underscore nearest the middle.
         middle = len(words[0]) / 2
         if places := [m.end() for m in re.finditer("_", words[0])]:
@@ -155,9 +155,15 @@ def _joined(cell: CellWords, joint: str, column: str) -> Text:
     return Text(joint.join(words))
 
 
-def _md(words: str) -> str:
-    # Escapes < and > as well: Markdown passes HTML through, and names may come from third parties.
-    return re.sub(r"([\\|`*<>])", r"\\\1", " ".join(words.split()))
+def md(words: str) -> str:
+    """Returns the words with every character escaped that Markdown or its HTML reads as markup.
+
+    Args:
+        words: plain text.
+    """
+    # Escapes < and > as well: Markdown passes HTML through, and names may come from third parties. A bracket is escaped
+    # only at the middle of a link, because intervals have brackets.
+    return re.sub(r"([\\|`*<>]|\](?=[(\[:]))", r"\\\1", " ".join(words.split()))
 
 
 _TEX = {
@@ -173,5 +179,16 @@ _TEX = {
 }  # fmt: skip
 
 
-def _tex(words: str) -> str:
-    return "".join(_TEX.get(character, character) for character in " ".join(words.split()))
+def tex(words: str) -> str:
+    """Returns the words with every character escaped that LaTeX reads as a command, or that no font of it has.
+
+    Args:
+        words: plain text.
+    """
+    return "".join(_TEX.get(character) or _typeset(character) for character in " ".join(words.split()))
+
+
+def _typeset(character: str) -> str:
+    # pdflatex stops at most characters beyond Latin-1, and at control characters.
+    printable = " " <= character <= "~" or "\N{LATIN CAPITAL LETTER A WITH GRAVE}" <= character <= "ÿ"
+    return character if printable else f"U+{ord(character):04X}"

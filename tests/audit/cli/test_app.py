@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
 
 from leakbench.audit.catalog import explain, listing
 from leakbench.audit.catalog import methods as catalog
@@ -321,6 +322,40 @@ def test_boards_come_in_four_formats(command, document):
 
 
 FORMATS = ("text", "markdown", "csv", "latex")
+
+
+def test_boards_are_exported_from_several_folders_without_their_paths(command):
+    write(ALONE)
+    command("run", "toy.toml", "--jobs", 1)
+    command("run", "toy.toml", "--jobs", 1, "--seed", 7, "--out", "more")
+    whole = Path("results/toy").resolve()
+    _, out, err = command("leaderboard", "table", whole, "more", "--format", "parquet", "--out", "board.parquet")
+    assert (out, err) == ("", "written: board.parquet\n")
+    measured = [
+        r.metrics["accuracy"].value for folder in (whole, "more") for r in read_all(folder) if r.kind == "utility"
+    ]
+    (line,) = (line for line in parquet.read_table("board.parquet").to_pylist() if line["metric"] == "accuracy")
+    assert line["value"] == pytest.approx(sum(measured) / 2) and line["n"] == 2 and line["seeds"].endswith("7")
+    for form in ("markdown", "latex", "csv", "croissant"):
+        command("leaderboard", "table", whole, "--format", form, "--out", "exports")
+    for path in Path("exports").iterdir():
+        assert str(whole.parent).encode() not in path.read_bytes(), path
+
+
+@subtests(
+    "options, sentence",
+    [
+        (["--out", "x"], "--out needs a --format other than text"),
+        (["--format", "every_eval_ever"], "format every_eval_ever names the data set that publishes the board"),
+        (["--format", "parquet"], "format parquet is several files or no text: add --out FOLDER"),
+        (["--format", "csv", "--dataset", "x"], "dataset must be ORG/NAME"),
+    ],
+)
+def test_an_export_that_lacks_something_is_refused_in_one_sentence(command, options, sentence):
+    if not Path("results/toy").exists():
+        write(ALONE)
+        command("run", "toy.toml", "--jobs", 1)
+    refused(command("leaderboard", "table", "results/toy", *options), 2, sentence)
 
 
 def test_out_that_is_no_folder_is_one_sentence(command):

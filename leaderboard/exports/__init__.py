@@ -1,0 +1,1 @@
+"""Boards in the formats of other tools: files from one tidy table, which their own readers accept."""
