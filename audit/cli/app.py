@@ -35,6 +35,7 @@ from .rank import rank
 from .run import run
 from .selftest import selftest
 from .theory import theory
+from .zoo import app as zoo
 
 app = typer.Typer(
     name="leakbench",
@@ -47,6 +48,7 @@ board = typer.Typer(help="Boards from records.", no_args_is_help=True)
 app.add_typer(board, name="leaderboard")
 app.add_typer(audit, name="audit")
 app.add_typer(cache, name="cache")
+app.add_typer(zoo, name="zoo")
 
 app.command()(run)
 app.command("list")(list_)
