@@ -1,7 +1,8 @@
 """leakbench: differentially private training, privacy attacks on its releases, and audits of the remaining leakage.
 
 Subpackages: `leakbench.defenses`, `leakbench.attacks`, `leakbench.audit`, `leakbench.benchmarks` and
-`leakbench.leaderboard`; `leakbench.zoo` has trained checkpoints. Public names are imported on first use, so `import leakbench` takes a millisecond.
+`leakbench.leaderboard`; `leakbench.zoo` loads trained checkpoints. Public names are imported on first use, so
+`import leakbench` takes a millisecond.
 """
 
 from importlib import import_module, metadata

@@ -11,7 +11,7 @@ from ..catalog import methods as catalog
 from ..suite.suite import Suite, SuiteError
 from ..zoo.download import located
 from ..zoo.index import ZooError, find
-from ..zoo.manifest import Manifest, read_manifest
+from ..zoo.manifest import CheckpointManifest, read_manifest
 from .request import Request, TrainingRequest
 from .threat_models import threat_model
 
@@ -62,15 +62,13 @@ def with_checkpoint(suite: Suite, zoo: str, request: TrainingRequest) -> Trainin
 
 
 def _differences(trained: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """Returns the keys in which two canonical requests differ; names of suites and the marks
-    of positive controls do not count.
-    """
+    """Returns the keys in which canonical requests differ, without names of suites and roles as positive controls."""
     first, second = ({**content, **content["task"]} for content in (trained, wanted))
     ignored = ("suite", "task", "control")  # a positive control is trained as a contestant
     return sorted(key for key in {*first, *second} if key not in ignored and first.get(key) != second.get(key))
 
 
-def manifest_of_target(request: TrainingRequest) -> Manifest:
+def manifest_of_target(request: TrainingRequest) -> CheckpointManifest:
     """Returns the manifest of a request's checkpoint.
 
     Raises:

@@ -242,9 +242,8 @@ def _defenses(suite: Suite) -> list[tuple[DefenseChoice, Control | None]]:
     # The negative control has the training settings of the positive one, and other training examples.
     trained_alike = next(c for c, control in chosen if control == "positive")
     never_saw = [replace(baseline, training=trained_alike.training)]
-    # A zoo offers no remainders.
-    scored_alone = suite.federated is not None or suite.zoo is not None
-    if scored_alone and not any(_reads_remainders(attack) for attack in suite.attack_grid()):
+    remainders = any(_reads_remainders(attack) for attack in suite.attack_grid())
+    if suite.zoo is not None or (suite.federated is not None and not remainders):  # a zoo offers no remainders
         return [*chosen, *((c, "negative") for c in never_saw)]
     # A second negative control has noise: without it, the remainder of a non-participant is 0, which cannot be scored.
     proving = [c for c, _ in chosen if _proves(c.name, json.dumps(c.settings))]

@@ -167,7 +167,9 @@ class Document(StrictTable):
             "task.statistics": task.statistics,
         }
         if trained := [name for name, table in tables.items() if table is not None]:
-            raise ValueError(f"a suite with zoo must have no {trained[0]}: its checkpoints are final models of trainings")
+            raise ValueError(
+                f"a suite with zoo must have no {trained[0]}: its checkpoints are final models of trainings"
+            )
         return self
 
 

@@ -220,19 +220,22 @@ class Suite(Document):
         The digest stays that of the file: ids of its own cells do not depend on the list of contestants.
 
         Raises:
-            SuiteError: no such method, or one that the suite has at these settings.
+            SuiteError: no such method, one that the suite has at these settings, or a defense where nothing is trained.
         """
+        if self.zoo is not None and defenses:
+            raise ChoiceError(
+                f"--add-defense must go with a suite that trains, got {self.name!r}, which attacks checkpoints; run a "
+                "suite without zoo"
+            )
         added = self.model_copy()
         kinds: tuple[tuple[MethodKind, Sequence[str]], ...] = (("defenses", defenses), ("attacks", attacks))
         for kind, names in kinds:
             key = catalog.KINDS[kind]
-            entries = [*self._raw.get(key, []), *({"name": name} for name in names)]
-            choices, wrong = expand({key: entries}, kind)
-            if wrong:
-                options = "\n".join(f"--add-{key} {problem}" for _, problem in wrong)
-                raise ChoiceError(f"{self._source} with {', '.join(names)}: {options}")
             if not names:
                 continue
+            choices, wrong = expand({key: [*self._raw.get(key, []), *({"name": name} for name in names)]}, kind)
+            if wrong:
+                raise ChoiceError("\n".join(f"--add-{key} {', '.join(names)}: {problem}" for _, problem in wrong))
             if kind == "defenses":
                 added._defenses += tuple(tuple(DefenseChoice(**c) for c in entry) for entry in choices[-len(names) :])
                 added._given += tuple(frozenset({"name"}) for _ in names)

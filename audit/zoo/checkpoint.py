@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -23,7 +22,7 @@ from ..catalog.listing import names as catalogue_names
 from ..external.files.read import FileRefused, read_as_stored
 from .download import located
 from .index import ZooError, find
-from .manifest import SHADOWS, SPLIT, WEIGHTS, Manifest, read_file, read_manifest
+from .manifest import SHADOWS, SPLIT, WEIGHTS, CheckpointManifest, read_file, read_manifest
 from .split import StoredSplit, candidates_of, ids_of
 
 TOLERANCE = 1e-3
@@ -46,7 +45,7 @@ class Checkpoint:
 
     name: str
     sha256: str
-    manifest: Manifest = field(repr=False)
+    manifest: CheckpointManifest = field(repr=False)
     record: Record = field(repr=False)
     split: StoredSplit = field(repr=False)
     folder: Path
@@ -74,7 +73,7 @@ class Checkpoint:
             ZooError: the stored epsilon is smaller than the steps prove.
         """
         record, task, stored = self.record, cast(TrainingTask, self.record.task), self.record.claim
-        assert stored is not None  # noqa: S101 - by `Manifest.stored_record`
+        assert stored is not None  # noqa: S101 - by `CheckpointManifest.stored_record`
         if record.defense.name not in catalogue_names("defenses"):
             raise ZooError(f"defense of checkpoint {self.name!r} must be of the catalogue, got {record.defense.name!r}")
         defense = catalog.defense(record.defense.name, dict(record.defense.settings))
@@ -87,8 +86,8 @@ class Checkpoint:
         epsilon = math.inf if stored.epsilon is None else stored.epsilon
         if epsilon < proved.epsilon * (1 - TOLERANCE):
             raise ZooError(
-                f"epsilon of checkpoint {self.name!r} must follow from its steps, which prove {proved.epsilon:.4g}, got "
-                f"{epsilon:.4g}"
+                f"epsilon of checkpoint {self.name!r} must follow from its steps, which prove {proved.epsilon:.4g}, "
+                f"got {epsilon:.4g}"
             )
         return proved
 
@@ -103,10 +102,10 @@ class Checkpoint:
         if shadows is None:
             raise ZooError(f"checkpoint {self.name!r} has no outputs of shadow models")
         if shadows.checkpoint is not None:
-            other = load(shadows.checkpoint)
-            if other.manifest.shadows is None or other.manifest.shadows.checkpoint is not None:
-                raise ZooError(f"checkpoint {shadows.checkpoint!r} must have the shadow models of {self.name!r}")
-            return other.shadow_outputs
+            owner = load(shadows.checkpoint)
+            if owner.manifest.shadows is None or owner.manifest.shadows.checkpoint is not None:
+                raise ZooError(f"checkpoint {owner.name!r} must have the shadow models of {self.name!r}, and has none")
+            return owner.shadow_outputs
         tensors = _tensors(self.folder, self.manifest, SHADOWS)
         if tensors.keys() != {"logits", "population"}:
             raise ZooError(f"{SHADOWS} of {self.name!r} must have logits and population, got {', '.join(tensors)}")
@@ -145,7 +144,7 @@ def load(name: str, *, sha256: str | None = None) -> Checkpoint:
     )
 
 
-def _tensors(folder: Path, manifest: Manifest, file: str) -> dict[str, Tensor]:
+def _tensors(folder: Path, manifest: CheckpointManifest, file: str) -> dict[str, Tensor]:
     """Returns the tensors of a file that is safetensors, of the manifest's size and digest; a pickle is refused."""
     read_file(folder, manifest, file)
     try:

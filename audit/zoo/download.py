@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from leakbench.benchmarks.core.data.data_paths import data_folder
 from leakbench.leaderboard.records.files import write_bytes
 
-from .index import Entry, ZooError
+from .index import ZooEntry, ZooError
 from .manifest import MANIFEST, MOST_MANIFEST_BYTES, checked_file, parsed, read_manifest
 
 PATIENCE = 30
@@ -18,7 +18,7 @@ PATIENCE = 30
 SCHEMES = ("https", "http", "file")
 
 
-def located(entry: Entry) -> Path:
+def located(entry: ZooEntry) -> Path:
     """Returns the folder of a checkpoint's files; downloads them unless they are there.
 
     Raises:
@@ -33,7 +33,7 @@ def located(entry: Entry) -> Path:
     return kept
 
 
-def _download(entry: Entry, url: str, kept: Path) -> None:
+def _download(entry: ZooEntry, url: str, kept: Path) -> None:
     if urlsplit(url).scheme not in SCHEMES:
         raise ZooError(f"url of checkpoint {entry.name!r} must begin with {', '.join(SCHEMES)}, got {url!r}")
     content = _fetched(entry, f"{url}/{MANIFEST}", MOST_MANIFEST_BYTES, kept)
@@ -45,7 +45,7 @@ def _download(entry: Entry, url: str, kept: Path) -> None:
     read_manifest(kept, entry)
 
 
-def _fetched(entry: Entry, address: str, most: int, kept: Path) -> bytes:
+def _fetched(entry: ZooEntry, address: str, most: int, kept: Path) -> bytes:
     """Returns the content of an address.
 
     Args:

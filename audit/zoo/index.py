@@ -67,7 +67,7 @@ class Index(CheckedFields):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class ZooEntry:
     """A checkpoint of a zoo.
 
     Attributes:
@@ -133,7 +133,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({name for zoo in folders() for name in read_index(zoo)}))
 
 
-def find(name: str) -> Entry:
+def find(name: str) -> ZooEntry:
     """Returns the entry of a checkpoint.
 
     Raises:
@@ -141,7 +141,7 @@ def find(name: str) -> Entry:
     """
     for zoo in folders():
         if (pinned := read_index(zoo).get(name)) is not None:
-            return Entry(name=name, pinned=pinned, zoo=zoo)
+            return ZooEntry(name=name, pinned=pinned, zoo=zoo)
     raise ZooError(no_such("checkpoint", name, names()))
 
 

@@ -1,4 +1,4 @@
-"""Manifest of a checkpoint: what was trained, its record with the claim, and the digests of all its files.
+"""CheckpointManifest of a checkpoint: what was trained, its record with the claim, and the digests of all its files.
 
 The record is that of the model's utility in the suite that trained it, so its claim, provenance and flags are written
 and checked as those of any record.
@@ -16,7 +16,7 @@ from leakbench.leaderboard.records.files import digest_of_bytes
 from leakbench.leaderboard.records.record import Record
 from leakbench.leaderboard.records.validation import OPTIONAL, CheckedFields, RecordError, build
 
-from .index import Entry, ZooError, check_name, read_limited
+from .index import ZooEntry, ZooError, check_name, read_limited
 
 MANIFEST = "manifest.json"
 WEIGHTS, SPLIT, SHADOWS = "weights.safetensors", "split.json", "shadows.safetensors"
@@ -67,7 +67,7 @@ class StoredShadows(CheckedFields):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest(CheckedFields):
+class CheckpointManifest(CheckedFields):
     """Content of a `manifest.json`.
 
     Attributes:
@@ -110,7 +110,7 @@ class Manifest(CheckedFields):
         return record
 
 
-def read_manifest(folder: Path, entry: Entry) -> Manifest:
+def read_manifest(folder: Path, entry: ZooEntry) -> CheckpointManifest:
     """Returns the manifest of a checkpoint whose digest is that of the index.
 
     Args:
@@ -124,7 +124,7 @@ def read_manifest(folder: Path, entry: Entry) -> Manifest:
     return parsed(read_limited(path, MOST_MANIFEST_BYTES), entry, str(path))
 
 
-def parsed(content: bytes, entry: Entry, source: str) -> Manifest:
+def parsed(content: bytes, entry: ZooEntry, source: str) -> CheckpointManifest:
     """Returns the manifest in a file's content; the digest is compared before anything is parsed.
 
     Raises:
@@ -136,7 +136,7 @@ def parsed(content: bytes, entry: Entry, source: str) -> Manifest:
             "changed, or is another's"
         )
     try:
-        manifest = build(Manifest, json.loads(content))
+        manifest = build(CheckpointManifest, json.loads(content))
     except (ValueError, RecursionError) as error:
         raise ZooError(f"bad manifest {source}: {error}") from None
     if manifest.name != entry.name:
@@ -144,7 +144,7 @@ def parsed(content: bytes, entry: Entry, source: str) -> Manifest:
     return manifest
 
 
-def read_file(folder: Path, manifest: Manifest, file: str) -> bytes:
+def read_file(folder: Path, manifest: CheckpointManifest, file: str) -> bytes:
     """Returns a file's content, of the size and digest of the manifest.
 
     Raises:
@@ -153,7 +153,7 @@ def read_file(folder: Path, manifest: Manifest, file: str) -> bytes:
     return checked_file(read_limited(folder / file, manifest.files[file].bytes), manifest, file)
 
 
-def checked_file(content: bytes, manifest: Manifest, file: str) -> bytes:
+def checked_file(content: bytes, manifest: CheckpointManifest, file: str) -> bytes:
     """Returns a file's content whose digest is that of the manifest.
 
     Raises:

@@ -93,8 +93,8 @@ class StoredSplit(CheckedFields):
         """
         if splits.digest != self.digest or StoredSplit.of(splits, self.seed) != self:
             raise ZooError(
-                f"split of {self.data!r}, seed {self.seed}, must have the digest {self.digest}, got {splits.digest}: the "
-                "checkpoint is of other examples"
+                f"split of {self.data!r}, seed {self.seed}, must have the digest {self.digest}, got {splits.digest}: "
+                "the checkpoint is of other examples"
             )
 
 
@@ -106,8 +106,6 @@ def ids_of(numbers: tuple[int, ...]) -> Int[Tensor, " n"]:
 def candidates_of(splits: Splits) -> Examples:
     """Returns members and non-members by increasing id, an order that is independent of the pools."""
     pools = (splits.private, splits.non_member)
-    ids, inputs, labels = (
-        torch.cat([getattr(pool, name) for pool in pools]) for name in ("ids", "inputs", "labels")
-    )
+    ids, inputs, labels = (torch.cat([getattr(pool, name) for pool in pools]) for name in ("ids", "inputs", "labels"))
     order = ids.argsort()
     return Examples(ids=ids[order], inputs=inputs[order], labels=labels[order])
