@@ -159,7 +159,7 @@ def test_an_attack_whose_access_no_row_offers_is_refused_by_a_suite_that_trains(
         "def odd(target: SeenModels, generator) -> InclusionScores:\n    '''Canaries in a broadcast.'''\n",
         encoding="utf-8",
     )
-    with pytest.raises(SuiteError, match=r"odd\.py:odd cannot be added: odd needs BROADCAST access, which no suite"):
+    with pytest.raises(SuiteError, match=r"odd\.py:odd needs BROADCAST access, which no suite"):
         plan(load(tmp_path / "toy.toml").with_added(attacks=["odd.py:odd"]))
 
 
