@@ -1,7 +1,8 @@
 """leakbench: differentially private training, privacy attacks on its releases, and audits of the remaining leakage.
 
 Subpackages: `leakbench.defenses`, `leakbench.attacks`, `leakbench.audit`, `leakbench.benchmarks` and
-`leakbench.leaderboard`. Public names are imported on first use, so `import leakbench` takes a millisecond.
+`leakbench.leaderboard`; `leakbench.zoo` loads trained checkpoints. Public names are imported on first use, so
+`import leakbench` takes a millisecond.
 """
 
 from importlib import import_module, metadata
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 # Before PyTorch computes anything, whichever part is imported first.
 fix_order_of_sums()
 
-_PARTS = ("attacks", "audit", "benchmarks", "defenses", "leaderboard")
+_PARTS = ("attacks", "audit", "benchmarks", "defenses", "leaderboard", "zoo")
 
 __all__ = [
     "Record",

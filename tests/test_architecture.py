@@ -49,7 +49,7 @@ COMPARISONS = ("benchmarks.federated_claims",)
 ORDER = {
     "defenses.core": ("kernels", "randomness", "plan", "gradients", "privacy", "training", "federated"),
     "audit": (
-        *("isolation", "catalog", "suite", "evidence", "scoring", "targets", "plan", "subjects", "run"),
+        *("isolation", "catalog", "suite", "zoo", "evidence", "scoring", "targets", "plan", "subjects", "run"),
         *("selftest", "theory", "external", "cli"),
     ),
     "leaderboard": ("records", "board", "checks", "exports", "page"),
@@ -59,6 +59,7 @@ UPWARDS = {
         "audit.isolation.child",
         "audit.catalog.methods",
     ): "the program of another process, which imports an attack by name",
+    ("audit.zoo.checkpoint", "audit.external.files.read"): "a checkpoint's weights are read as those of any stranger",
     ("audit.plan.threat_models", "audit.subjects.shadow_bank"): "its table says what each access waits for",
 }
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "common", "misc"}

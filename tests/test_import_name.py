@@ -32,7 +32,7 @@ def run(code: str, folder: Path, *first: Path) -> subprocess.CompletedProcess[st
 
 
 def test_every_public_name_is_there_and_completes_by_tab():
-    for name in (*leakbench.__all__, *PARTS):
+    for name in (*leakbench.__all__, *PARTS, "zoo"):
         assert getattr(leakbench, name) is not None
         assert name in dir(leakbench)
     with pytest.raises(AttributeError, match="module 'leakbench' has no attribute 'trian'"):

@@ -54,7 +54,7 @@ def test_the_wheel_holds_one_package_of_five_parts_and_nothing_else(wheel):
 
 
 def test_every_module_suite_template_and_catalogue_page_is_in_the_wheel(wheel):
-    patterns = ["*.py", "suites/*.toml", "templates/*", "*.json", "README.md"]
+    patterns = ["*.py", "suites/*.toml", "templates/*", "*.json", "*.safetensors", "README.md"]
     expected = {
         f"leakbench/{file.relative_to(ROOT).as_posix()}"
         for package in PARTS
@@ -62,6 +62,7 @@ def test_every_module_suite_template_and_catalogue_page_is_in_the_wheel(wheel):
         for file in (ROOT / package).rglob(pattern)
     }
     assert "leakbench/benchmarks/data/digits.py" in expected
+    assert "leakbench/benchmarks/zoo/digits_mlp/dp_sgd/eps3/seed0/weights.safetensors" in expected
     assert expected <= contents(wheel)
 
 

@@ -36,6 +36,7 @@ from .records import check, diff, merge, schema
 from .run import run
 from .selftest import selftest
 from .theory import theory
+from .zoo import app as zoo
 
 app = typer.Typer(
     name="leakbench",
@@ -48,6 +49,7 @@ board = typer.Typer(help="Boards from records, and checks of records.", no_args_
 app.add_typer(board, name="leaderboard")
 app.add_typer(audit, name="audit")
 app.add_typer(cache, name="cache")
+app.add_typer(zoo, name="zoo")
 
 app.command()(run)
 app.command("list")(list_)

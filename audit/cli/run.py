@@ -16,6 +16,12 @@ def run(
     small: Annotated[bool, typer.Option("--small", help="The suite's small form: minutes on two cores.")] = False,
     defense: Annotated[list[str] | None, typer.Option(help="Only this defense; may be repeated.")] = None,
     attack: Annotated[list[str] | None, typer.Option(help="Only this attack; may be repeated.")] = None,
+    add_defense: Annotated[
+        list[str] | None, typer.Option(metavar="FILE.py:NAME", help="A defense beside the suite's; may be repeated.")
+    ] = None,
+    add_attack: Annotated[
+        list[str] | None, typer.Option(metavar="FILE.py:NAME", help="An attack beside the suite's; may be repeated.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where records go; results/SUITE if not given.")] = None,
     device: Annotated[
         str, typer.Option(help="cpu, cuda, or auto: small networks on the CPU, others on a GPU if there is one.")
@@ -46,10 +52,12 @@ def run(
         suite, small = full, True
     chosen = suites.load(suite, small=small)
     chosen = chosen.with_overrides(settings or [], seed=seed).select(defenses=defense, attacks=attack)
+    chosen = chosen.with_added(defenses=add_defense or (), attacks=add_attack or ())
     directory = out or Path("results") / chosen.name
     check_folder(directory)
     overrides = [*(settings or []), *([] if seed is None else [f"seeds=[{seed}]"])]
-    command = _command_line(suite, small, defense, attack, overrides, secure_noise)
+    methods = {"defense": defense, "attack": attack, "add-defense": add_defense, "add-attack": add_attack}
+    command = _command_line(suite, small, methods, overrides, secure_noise)
     with show(quiet=as_json) as report:
         done = harness.run(
             chosen,
@@ -80,12 +88,10 @@ def run(
 
 
 def _command_line(
-    suite: str, small: bool, defenses: list[str] | None, attacks: list[str] | None, overrides: list[str], secure: bool
+    suite: str, small: bool, methods: dict[str, list[str] | None], overrides: list[str], secure: bool
 ) -> tuple[str, ...]:
     """Returns the command that requests the same cells, without options on how and where they are computed."""
-    options = [
-        (f"--{kind}", name) for kind, names in (("defense", defenses), ("attack", attacks)) for name in names or ()
-    ]
+    options = [(f"--{option}", name) for option, names in methods.items() for name in names or ()]
     options += [("--set", override) for override in overrides]
     words = [word for option in options for word in option]
     return ("leakbench", "run", suite, *["--small"] * small, *words, *["--secure-noise"] * secure)

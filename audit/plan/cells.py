@@ -74,7 +74,7 @@ class Job:
         first = self.cells[0].request
         control = f" ({first.control} control)" if first.control else ""
         noise = "" if first.release_noise is None else f", noise {first.release_noise}"
-        verb = "train" if first.release_noise is None else "share"
+        verb = "share" if first.release_noise is not None else "attack" if first.training.zoo else "train"
         return f"{verb} {first.defense.name}{control}{noise}, seed {first.seed}"
 
 

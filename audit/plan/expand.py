@@ -35,6 +35,7 @@ from .artifact import Artifact
 from .build import initialised, planned, reads_public
 from .canaries import why_none
 from .cells import Cell, Plan
+from .checkpoints import OF_CHECKPOINT, not_offered, with_checkpoint
 from .federation import (
     cannot_federate,
     cannot_send,
@@ -90,17 +91,43 @@ def plan(suite: Suite, *, secure_noise: bool = False) -> Plan:
     """
     _check_fits(suite)
     resolved, attacks = Plan(), [_aim(attack) for attack in suite.attack_grid()]
+    for run in _runs(suite, secure_noise):
+        _add(resolved, suite, run, attacks)
+    if suite.controls and suite.whole and suite.federated is not None:
+        for seed in suite.seeds:
+            _add_public_only(resolved, suite, seed)
+    _refuse_unsuited(suite, resolved)
+    return resolved
+
+
+def trainings(suite: Suite) -> list[TrainingRequest]:
+    """Returns the requests of a suite's trainings; with `zoo`, of those that its checkpoints come from."""
+    _check_fits(suite)
+    return [_training_request(suite, run) for run in _runs(suite, secure_noise=False)]
+
+
+def _runs(suite: Suite, secure_noise: bool) -> list[_Run]:
+    """Returns every defense at every budget and seed."""
+    runs = []
     for choice, control in _defenses(suite):
         budgets = budgets_of(suite, choice)
         # A model trained without the members leaks nothing at any budget, so a single budget suffices to test the
         # attack.
         for budget in budgets[:1] if control == "negative" else budgets:
-            for seed in suite.seeds:
-                _add(resolved, suite, _Run(choice, control, budget, seed, secure_noise), attacks)
-    if suite.controls and suite.whole and suite.federated is not None:
-        for seed in suite.seeds:
-            _add_public_only(resolved, suite, seed)
-    return resolved
+            runs += [_Run(choice, control, budget, seed, secure_noise) for seed in suite.seeds]
+    return runs
+
+
+def _refuse_unsuited(suite: Suite, resolved: Plan) -> None:
+    """Refuses an added contestant that no cell of the suite can run."""
+    for name in suite.added:
+        own = [cell for cell in resolved.cells if name in (_name_of(cell.request.attack), cell.request.defense.name)]
+        if own and all(cell.skip for cell in own):
+            raise SuiteError(f"{suite.source}: {name} cannot be added: {own[0].skip}")
+
+
+def _name_of(attack: RequestedMethod | None) -> str:
+    return "" if attack is None else attack.name
 
 
 def _check_fits(suite: Suite) -> None:
@@ -215,7 +242,8 @@ def _defenses(suite: Suite) -> list[tuple[DefenseChoice, Control | None]]:
     # The negative control has the training settings of the positive one, and other training examples.
     trained_alike = next(c for c, control in chosen if control == "positive")
     never_saw = [replace(baseline, training=trained_alike.training)]
-    if suite.federated is not None and not any(_reads_remainders(attack) for attack in suite.attack_grid()):
+    remainders = any(_reads_remainders(attack) for attack in suite.attack_grid())
+    if suite.zoo is not None or (suite.federated is not None and not remainders):  # a zoo offers no remainders
         return [*chosen, *((c, "negative") for c in never_saw)]
     # A second negative control has noise: without it, the remainder of a non-participant is 0, which cannot be scored.
     proving = [c for c, _ in chosen if _proves(c.name, json.dumps(c.settings))]
@@ -269,6 +297,8 @@ class _Run:
 def _add(plan: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
     """Adds the cells of a training as a job, and every shared update as a separate job."""
     trained = _training_request(suite, run)
+    if suite.zoo is not None:
+        trained = with_checkpoint(suite, suite.zoo, trained)
     choice, _ = suite.tuned(run.choice, run.budget)
     reason = _cannot_run(trained.defense) if suite.federated is None else cannot_federate(suite, choice)
     training_fields = vars(trained)  # the training's fields, repeated in the request of every cell
@@ -287,6 +317,8 @@ def _add(plan: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
             except ValueError as error:
                 raise SuiteError(f"{suite.source}: attack: {error}") from None
         subject = OF_MODEL if aimed is None else aimed.subject
+        if suite.zoo is not None and subject == OF_MODEL:
+            subject, needs = OF_CHECKPOINT, ()
         if suite.federated is not None and subject == OF_MODEL:
             subject = OF_CLIENTS
         return Cell(request, subject, skip, reported, needs, changes)
@@ -299,6 +331,8 @@ def _add(plan: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
         if aimed.subject != OF_UPDATE:
             if suite.federated is not None:
                 why = why or _reads_more(aimed, suite.federated)
+            elif suite.zoo is not None:
+                why = why or not_offered(request)
             elif aimed.subject == OF_CLIENTS:
                 why = why or f"{aimed.choice.name} needs messages of clients, and the suite has no [federated] table"
             elif aimed.canaries:

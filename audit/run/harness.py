@@ -226,7 +226,7 @@ def _skipped(
         if not _says(existing.get(cell.id), cell, origins[cell.id]):
             # Nothing is computed for the cell, so its cost does not matter.
             place = device or accelerator()
-            records[cell.id] = _record(cell, suite_digest, place, Outcome(skipped=cell.skip), origins[cell.id])
+            records[cell.id] = record_of(cell, suite_digest, place, Outcome(skipped=cell.skip), origins[cell.id])
             write(records[cell.id], folder)
     return records
 
@@ -337,10 +337,10 @@ def run_job(
     records = []
     for cell, outcome in compute(job.cells, device, read):
         try:
-            record = _record(cell, job.suite_digest, device, outcome, origins[cell.id])
+            record = record_of(cell, job.suite_digest, device, outcome, origins[cell.id])
         except RecordError as error:  # a method returned values that no record can hold
             outcome = Outcome(error=f"RecordError: {error}", seconds=outcome.seconds)
-            record = _record(cell, job.suite_digest, device, outcome, origins[cell.id])
+            record = record_of(cell, job.suite_digest, device, outcome, origins[cell.id])
         records.append(_written(record, outcome, folder))
     return records
 
@@ -361,7 +361,8 @@ def _written(record: Record, outcome: Outcome, folder: Path) -> Record:
     return record
 
 
-def _record(cell: Cell, suite_digest: str, device: torch.device, outcome: Outcome, origin: Provenance) -> Record:
+def record_of(cell: Cell, suite_digest: str, device: torch.device, outcome: Outcome, origin: Provenance) -> Record:
+    """Returns the record of a cell's outcome, without arrays."""
     request, attack, claim = cell.request, cell.request.attack, outcome.claim
     status = "skipped" if outcome.skipped else "failed" if outcome.error else "ok"
     requires = None if attack is None else RecordedRequirements(catalog.attack(attack.name).requires.to_dict())

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -206,12 +206,22 @@ def shadow_artifacts(request: Request) -> tuple[Artifact, ...]:
     ):
         if type(value) is not int or not fits(value):
             raise ValueError(f"{name} of {requested_attack.name} must be {rule}, got {value!r}")
-    own = replace(request.of_training(), suite="", control=None)
-    stacks = [
+    return tuple(_artifact(stack) for stack in bank_of(request.of_training(), models, views))
+
+
+def bank_of(request: TrainingRequest, models: int, views: int) -> list[ShadowStack]:
+    """Returns the stacks of a bank, in order.
+
+    Args:
+        request: the training of the target.
+        models: number of models, even.
+        views: augmented views of each candidate.
+    """
+    own = replace(request, suite="", control=None)
+    return [
         ShadowStack(request=own, first=first, count=min(TOGETHER, models - first), views=views)
         for first in range(0, models, TOGETHER)
     ]
-    return tuple(_artifact(stack) for stack in stacks)
 
 
 def _artifact(stack: ShadowStack) -> Artifact:
@@ -242,10 +252,29 @@ def read_bank(
     Raises:
         NotApplicable: a model of the bank diverged.
     """
-    stacks = [results[artifact.name] for artifact in needs]
-    logits, population = (
-        torch.cat([unpacked(stack[name]) for stack in stacks]).to(ids.device) for name in ("logits", "population")
-    )
+    return shadows_on(*outputs_of([results[artifact.name] for artifact in needs]), splits, candidates, ids)
+
+
+def outputs_of(stacks: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor]:
+    """Returns logits on the candidates in content order, and on the public examples, of stacks in order."""
+    logits, population = (torch.cat([unpacked(stack[name]) for stack in stacks]) for name in ("logits", "population"))
+    return logits, population
+
+
+def shadows_on(logits: Tensor, population: Tensor, splits: Splits, candidates: Examples, ids: Tensor) -> Shadows:
+    """Returns the outputs of a bank on the candidates, in the attack's order.
+
+    Args:
+        logits: [models, candidates, views, classes], of all candidates in content order.
+        population: [models, public, classes].
+        splits: the splits that the models were trained on.
+        candidates: the candidates, in any order.
+        ids: ids of the candidates, in the order of the result.
+
+    Raises:
+        NotApplicable: a model of the bank diverged.
+    """
+    logits, population = logits.to(ids.device), population.to(ids.device)
     diverged = ~(logits.isfinite().flatten(1).all(1) & population.isfinite().flatten(1).all(1))
     if int(diverged.sum()):
         raise NotApplicable(f"{int(diverged.sum())} of its {len(logits)} shadow models diverged; take a smaller lr")

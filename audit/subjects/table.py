@@ -9,6 +9,7 @@ import torch
 
 from ..plan.artifact import Artifacts
 from ..plan.cells import Cell
+from .checkpoint import AttackedCheckpoint
 from .federation import FederatedModel
 from .outcome import Outcome
 from .shared_update import SharedUpdates
@@ -31,6 +32,7 @@ class Subject(Protocol):
 SUBJECTS: dict[str, Callable[[tuple[Cell, ...], torch.device, Artifacts], Subject]] = {
     "trained_model": lambda cells, device, artifacts: TrainedModel(cells, device, artifacts),
     "federation": lambda cells, device, artifacts: FederatedModel(cells, device, artifacts),
+    "checkpoint": lambda cells, device, artifacts: AttackedCheckpoint(cells, device),
     "shared_update": lambda cells, device, artifacts: SharedUpdates(cells, device),
 }
 """Name -> factory of a subject, from the cells of a job, the device, and the artifacts that its cells depend on."""

@@ -147,9 +147,30 @@ class Document(StrictTable):
     public_only: PublicOnlyTable | None = None
     """The control that every federated suite has; with the settings of the table's defaults if absent."""
     tune: TuneTable | None = None
+    zoo: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.+-]*$")] | None = None
+    """First part of the names of trained checkpoints, which are attacked as they are: the run trains nothing."""
     controls: bool = True
     """True to run a positive and a negative control with the cells."""
     reported: tuple[ReportedRow, ...] = ()
+
+    @model_validator(mode="after")
+    def _final_models_alone(self) -> Document:
+        if self.zoo is None:
+            return self
+        task = self.task
+        tables = {
+            "share": self.share,
+            "federated": self.federated,
+            "tune": self.tune,
+            "task.canaries": task.canaries,
+            "task.pretrain": task.pretrain,
+            "task.statistics": task.statistics,
+        }
+        if trained := [name for name, table in tables.items() if table is not None]:
+            raise ValueError(
+                f"a suite with zoo must have no {trained[0]}: its checkpoints are final models of trainings"
+            )
+        return self
 
 
 # Without models, methods and reported figures, whose further keys are settings and selectors.

@@ -84,6 +84,7 @@ class Suite(Document):
     # Keys that each entry of `defense` sets: tuning does not change these.
     _given: tuple[frozenset[str], ...] = PrivateAttr(())
     _tuned: dict[str, tuple[dict[str, Any], str]] = PrivateAttr(default_factory=dict)
+    _added: tuple[str, ...] = PrivateAttr(())
     _changes: tuple[Change, ...] = PrivateAttr(())
 
     @property
@@ -100,6 +101,11 @@ class Suite(Document):
     def whole(self) -> bool:
         """True if no defense was selected, so that controls are added."""
         return self._whole
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """Names of the contestants that were added to those of the file."""
+        return self._added
 
     def defense_grid(self) -> list[DefenseChoice]:
         """Returns every defense with every combination of its settings, in the order of the file."""
@@ -207,6 +213,39 @@ class Suite(Document):
                 if kind == "defense":
                     chosen._given = tuple(self._given[place] for place in kept)
         return chosen
+
+    def with_added(self, *, defenses: Sequence[str] = (), attacks: Sequence[str] = ()) -> Suite:
+        """Returns the suite with further contestants at their default settings, as by `--add-attack`.
+
+        The digest stays that of the file: ids of its own cells do not depend on the list of contestants.
+
+        Raises:
+            SuiteError: no such method, one that the suite has at these settings, or a defense where nothing is trained.
+        """
+        if self.zoo is not None and defenses:
+            raise ChoiceError(
+                f"--add-defense must go with a suite that trains, got {self.name!r}, which attacks checkpoints; run a "
+                "suite without zoo"
+            )
+        added = self.model_copy()
+        kinds: tuple[tuple[MethodKind, Sequence[str]], ...] = (("defenses", defenses), ("attacks", attacks))
+        for kind, names in kinds:
+            key = catalog.KINDS[kind]
+            if not names:
+                continue
+            choices, wrong = expand({key: [*self._raw.get(key, []), *({"name": name} for name in names)]}, kind)
+            if wrong:
+                raise ChoiceError("\n".join(f"--add-{key} {', '.join(names)}: {problem}" for _, problem in wrong))
+            if kind == "defenses":
+                added._defenses += tuple(tuple(DefenseChoice(**c) for c in entry) for entry in choices[-len(names) :])
+                added._given += tuple(frozenset({"name"}) for _ in names)
+            else:
+                added._attacks += tuple(
+                    tuple(AttackChoice(name=c["name"], settings=c["settings"]) for c in entry)
+                    for entry in choices[-len(names) :]
+                )
+            added._added += tuple(names)
+        return added
 
     def with_overrides(self, overrides: Sequence[str], *, seed: int | None = None) -> Suite:
         """Returns the suite with values replaced, as by `--set`.

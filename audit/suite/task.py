@@ -198,6 +198,10 @@ class Training(Task):
     """Digest of the search on public data behind the settings; empty without a search."""
     federated: FederatedTable | None = None
     """Clients and rounds; None for central training."""
+    zoo: str = ""
+    """Zoo of the attacked checkpoint, which was trained before; empty for a training of the run's own."""
+    checkpoint_digest: str = ""
+    """SHA-256 of that checkpoint's manifest."""
 
     @classmethod
     def of(cls, task: Task, **others: Any) -> Training:

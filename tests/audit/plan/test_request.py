@@ -102,7 +102,7 @@ def test_every_field_of_a_request_decides_its_id():
         "views": 3, "crop_padding": 2, "horizontal_flip": False,
         "statistics": {"mean_norm": 1.0, "square_norm": 1.0}, "pretrain": {"epochs": 1},
         "canaries": {"kind": "blank", "number": 20},
-        "federated": FederatedTable(clients=3, rounds=2, local_steps=1),
+        "federated": FederatedTable(clients=3, rounds=2, local_steps=1), "zoo": "mlps", "checkpoint_digest": "ab",
         "epsilon": 2.0, "advantage": 0.1, "tpr": 0.1, "fpr": 0.01, "noise_multiplier": 1.0,
         "delta": 1e-6, "name": "pcdp", "settings": {"clip_norm": 2.0},
     }  # fmt: skip
