@@ -31,7 +31,7 @@ COLUMNS: dict[str, tuple[type, str]] = {
     "model": (str, "architecture"),
     "control": (str, "positive (must leak), negative (must not) or public_only; null for a contestant"),
     "controls": (str, "held, FAILED or none: of all controls of the board"),
-    "rank": (int, "by the worst AUC, among the comparable contestants of its table"),
+    "rank": (int, "by the worst AUC, among the comparable contestants of the same guarantee in its table"),
     "rank_reason": (str, "reason for the absence of a rank"),
     "unit": (str, "privacy unit of the claim: record (an example, or a record of a client) or client"),
     "epsilon": (float, "claimed epsilon, nats; infinite without a guarantee, null without a claim"),
