@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,10 @@ def run(
     small: Annotated[bool, typer.Option("--small", help="The suite's small form: minutes on two cores.")] = False,
     defense: Annotated[list[str] | None, typer.Option(help="Only this defense; may be repeated.")] = None,
     attack: Annotated[list[str] | None, typer.Option(help="Only this attack; may be repeated.")] = None,
+    add_defense: Annotated[
+        list[str] | None, typer.Option(help="A further defense: FILE.py:NAME, or a TOML table with its settings.")
+    ] = None,
+    add_attack: Annotated[list[str] | None, typer.Option(help="A further attack; may be repeated.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where records go; results/SUITE if not given.")] = None,
     device: Annotated[
         str, typer.Option(help="cpu, cuda, or auto: small networks on the CPU, others on a GPU if there is one.")
@@ -44,12 +49,13 @@ def run(
     if full := small_forms().get(suite):
         say(f"leakbench run {suite} is now leakbench run {full} --small; the old name goes with the next version")
         suite, small = full, True
-    chosen = suites.load(suite, small=small)
+    chosen = suites.load(suite, small=small).with_added(defenses=add_defense or (), attacks=add_attack or ())
     chosen = chosen.with_overrides(settings or [], seed=seed).select(defenses=defense, attacks=attack)
     directory = out or Path("results") / chosen.name
     check_folder(directory)
     overrides = [*(settings or []), *([] if seed is None else [f"seeds=[{seed}]"])]
-    command = _command_line(suite, small, defense, attack, overrides, secure_noise)
+    added = {"--add-defense": add_defense or (), "--add-attack": add_attack or ()}
+    command = _command_line(suite, small, defense, attack, overrides, secure_noise, added)
     with show(quiet=as_json) as report:
         done = harness.run(
             chosen,
@@ -80,12 +86,19 @@ def run(
 
 
 def _command_line(
-    suite: str, small: bool, defenses: list[str] | None, attacks: list[str] | None, overrides: list[str], secure: bool
+    suite: str,
+    small: bool,
+    defenses: list[str] | None,
+    attacks: list[str] | None,
+    overrides: list[str],
+    secure: bool,
+    added: Mapping[str, Iterable[str]],
 ) -> tuple[str, ...]:
     """Returns the command that requests the same cells, without options on how and where they are computed."""
     options = [
         (f"--{kind}", name) for kind, names in (("defense", defenses), ("attack", attacks)) for name in names or ()
     ]
+    options += [(option, entry) for option, entries in added.items() for entry in entries]
     options += [("--set", override) for override in overrides]
     words = [word for option in options for word in option]
     return ("leakbench", "run", suite, *["--small"] * small, *words, *["--secure-noise"] * secure)

@@ -208,6 +208,28 @@ class Suite(Document):
                     chosen._given = tuple(self._given[place] for place in kept)
         return chosen
 
+    def with_added(self, *, defenses: Sequence[str] = (), attacks: Sequence[str] = ()) -> Suite:
+        """Returns the suite with further methods at the ends of its lists, which changes no other cell.
+
+        Args:
+            defenses: names, paths, or entries in TOML such as `{ name = "mine.py:half_dp", clip_norm = 2.0 }`.
+            attacks: the same.
+
+        Raises:
+            SuiteError: no such method, a setting that it lacks, or an entry that is there already.
+        """
+        if not defenses and not attacks:
+            return self
+        raw = copy.deepcopy(self._raw)
+        for key, entries in (("defense", defenses), ("attack", attacks)):
+            raw[key] = [*raw[key], *map(_entry, entries)]
+        try:
+            larger = _build(raw, f"{self._source} with {', '.join([*defenses, *attacks])}")
+        except SuiteError as error:  # the file by itself was valid
+            raise ChoiceError(str(error)) from None
+        larger._changes = self._changes
+        return larger
+
     def with_overrides(self, overrides: Sequence[str], *, seed: int | None = None) -> Suite:
         """Returns the suite with values replaced, as by `--set`.
 
@@ -237,6 +259,19 @@ class Suite(Document):
             raise ChoiceError(str(error)) from None
         changed._changes = tuple(changes)
         return changed
+
+
+def _entry(text: str) -> dict[str, Any]:
+    """Returns an entry of a list of methods: a name, or a TOML table such as `{ name = "dp_sgd", clip_norm = 2.0 }`."""
+    if not text.lstrip().startswith("{"):
+        return {"name": text}
+    try:
+        document = tomllib.loads(f"entry = {text}")
+    except tomllib.TOMLDecodeError:
+        document = {}
+    if set(document) != {"entry"}:  # a text with a line break could set further keys
+        raise ChoiceError(f"an added method must be a name, a path or a TOML table with a name, got {text!r}")
+    return document["entry"]
 
 
 def _parsed(override: str) -> tuple[str, list[str], Any]:
