@@ -52,7 +52,7 @@ ORDER = {
         *("isolation", "catalog", "suite", "evidence", "scoring", "targets", "plan", "subjects", "run"),
         *("selftest", "theory", "external", "cli"),
     ),
-    "leaderboard": ("records", "board", "page"),
+    "leaderboard": ("records", "board", "checks", "page"),
 }
 UPWARDS = {
     (

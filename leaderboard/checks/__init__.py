@@ -1,1 +1,1 @@
-"""Checks of folders of records, before their numbers join a board: faults by file and field, without running any code."""
+"""Checks of folders of records, before their numbers join a board: faults by file and field; no code runs."""

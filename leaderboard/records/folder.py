@@ -75,12 +75,12 @@ def read_folder(results: str | os.PathLike[str], verify: ScoreCheck | None = Non
     manifests = tuple(read_manifests(path))
     cells = {cell.id: (manifest.suite, cell) for manifest in manifests for cell in manifest.cells}
     read, records = read_all(results), []
-    copied = _copied(read)
+    copies = copied_arrays(read)
     for record in read:
         if record.id in cells and (fault := _cell_fault(record, *cells[record.id])):
             records.append(spoiled(_in_its_cell(record, *cells[record.id]), fault))
             continue
-        fault = copied.get(record.id) or arrays_fault(record, path)
+        fault = copies.get(record.id) or arrays_fault(record, path)
         if not fault and verify is not None and record.status == "ok":
             fault = verify(record, path)
         records.append(spoiled(record, fault) if fault else record)
@@ -103,7 +103,7 @@ def _in_its_cell(record: Record, suite: str, cell: Expected) -> Record:
     return replace(record, attack=cell.attack, budget=dict(cell.budget)) if record.kind == cell.kind else record
 
 
-def _copied(records: Iterable[Record]) -> dict[str, str]:
+def copied_arrays(records: Iterable[Record]) -> dict[str, str]:
     """Returns, by id, the reason why records of several seeds are one run; splits and scores differ between seeds."""
     seeds: dict[tuple[str, str], list[Record]] = {}
     for record in records:

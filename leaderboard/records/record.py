@@ -171,20 +171,32 @@ class Record:
                 raise
             except (ValueError, RecursionError) as error:
                 raise RecordError(f"not a whole JSON document ({error}); delete it and run again") from None
-            schema = data.get("schema", SCHEMA) if isinstance(data, dict) else SCHEMA
-            if schema != SCHEMA:  # checked before the keys, which differ between schemas
-                raise RecordError(
-                    f"schema must be {SCHEMA} for this version of the code, got {schema!r}; compute it again by "
-                    "leakbench run with --recompute, or show it with the version that wrote it"
-                )
-            seal = data.pop(SEAL, None) if isinstance(data, dict) else None
-            record = build(cls, ADDED | data if isinstance(data, dict) else data)
-            # The seal has no secret: it exposes edits by hand, not a forger who computes it anew.
-            if seal != _seal(data):
-                raise RecordError("it was edited after it was written; compute it again by leakbench run --recompute")
-            return record
+            return cls.from_values(data)
         except (RecordError, RecursionError) as error:
             raise RecordError(f"bad record {source}: {error}" if source else f"bad record: {error}") from None
+
+    @classmethod
+    def from_values(cls, data: Any) -> "Record":
+        """Builds a record from its parsed JSON document.
+
+        Args:
+            data: of `parse_json`; unchanged.
+
+        Raises:
+            RecordError: as `from_json`; the message begins with the field, where it is about a field.
+        """
+        schema = data.get("schema", SCHEMA) if isinstance(data, dict) else SCHEMA
+        if schema != SCHEMA:  # checked before the keys, which differ between schemas
+            raise RecordError(
+                f"schema must be {SCHEMA} for this version of the code, got {schema!r}; compute it again by "
+                "leakbench run with --recompute, or show it with the version that wrote it"
+            )
+        content = {key: value for key, value in data.items() if key != SEAL} if isinstance(data, dict) else data
+        record = build(cls, ADDED | content if isinstance(content, dict) else content)
+        # The seal has no secret: it exposes edits by hand, not a forger who computes it anew.
+        if data.get(SEAL) != _seal(content):
+            raise RecordError("it was edited after it was written; compute it again by leakbench run --recompute")
+        return record
 
 
 def write(record: Record, directory: str | os.PathLike[str]) -> Path:

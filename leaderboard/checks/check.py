@@ -1,0 +1,160 @@
+"""Check of a folder of records before its numbers join a board.
+
+The folder may come from a stranger: nothing in it is executed or followed, sizes are limited before a file is read, and
+a bad file is a fault by its name, beside which the others are checked all the same. A seal is a checksum, so figures
+that were forged and sealed again contradict one another here, or their arrays where `recompute` is given.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..board.aggregate import BoardError
+from ..board.controls import check_controls
+from ..board.rows import rows_from
+from ..kinds import JUDGED, KINDS
+from ..records.folder import Completeness
+from ..records.manifest import SUFFIX as MANIFEST
+from ..records.manifest import Manifest
+from ..records.record import Record
+from .cells import against_cell, doubled, requested_faults, unit_faults
+from .fault import Fault
+from .figures import figure_faults
+from .files import arrays_faults, read_manifest, read_record
+from .limits import LIMITS, Limits
+from .listing import ARRAYS, RECORD, listed
+from .text import printable
+
+Recompute = Callable[[Record, Path], str]
+"""(record, folder of its arrays) -> sentence on how its numbers differ from its arrays; empty if they agree."""
+
+
+@dataclass
+class CheckedFolder:
+    """Contents of a folder that can be read, and the faults of all of it.
+
+    Attributes:
+        records: valid by themselves, by their path below the checked folder.
+        manifests: the same.
+        faults: ordered by file and field.
+        folder: of the records.
+    """
+
+    folder: Path
+    records: dict[str, Record] = field(default_factory=dict)
+    manifests: dict[str, Manifest] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def refused(self) -> bool:
+        """True if a fault keeps a file off a board."""
+        return any(fault.severity == "refused" for fault in self.faults)
+
+
+def check_folder(folder: Path, recompute: Recompute | None = None) -> list[Fault]:
+    """Returns the faults of a folder of records, ordered by file and field; empty for a clean one.
+
+    Args:
+        folder: output of a run, with its records in `records/`, or that folder itself.
+        recompute: compares a record's numbers with those of its arrays; None to skip that.
+
+    Raises:
+        RecordError: no such folder, or it is a symbolic link.
+    """
+    return examine(folder, recompute).faults
+
+
+def examine(folder: Path, recompute: Recompute | None = None, limits: Limits = LIMITS) -> CheckedFolder:
+    """Reads and checks a folder of records.
+
+    Args:
+        folder: output of a run, with its records in `records/`, or that folder itself.
+        recompute: compares a record's numbers with those of its arrays; None to skip that.
+        limits: of sizes.
+
+    Raises:
+        RecordError: no such folder, or it is a symbolic link.
+    """
+    listing = listed(folder, limits)
+    checked = CheckedFolder(listing.folder, faults=[*listing.faults])
+    prefix = listing.prefix
+    for name in listing.names[MANIFEST]:
+        manifest, faults = read_manifest(listing.folder / name, prefix + name, limits)
+        checked.faults += faults
+        if manifest is not None:
+            checked.manifests[prefix + name] = manifest
+    cells = {cell.id: (manifest, cell) for manifest in checked.manifests.values() for cell in manifest.cells}
+    arrays, existing = set(listing.names[ARRAYS]), set()
+    for name in listing.names[RECORD]:
+        file = prefix + name
+        existing.add(Path(name).stem)
+        read = read_record(listing.folder / name, file, limits)
+        checked.faults += read.faults
+        record = read.record
+        if record is None or read.data is None or Path(name).stem != record.id:
+            continue
+        checked.records[file] = record
+        checked.faults += figure_faults(record, file)
+        if record.id in cells:
+            checked.faults += against_cell(read.data, *cells[record.id], file)
+        if record.arrays in arrays:
+            faults = arrays_faults(record, listing.folder, prefix, limits)
+            if not faults and recompute is not None and record.status == "ok":
+                problem = recompute(record, listing.folder)
+                faults = [Fault(file=file, field="metrics", problem=printable(problem, 400))] if problem else []
+            checked.faults += faults
+        elif record.arrays is not None:
+            problem = f"its arrays {printable(record.arrays)} are not beside it"
+            checked.faults.append(Fault(file=file, field="arrays", problem=problem))
+    for name in sorted(arrays - {f"{identifier}{ARRAYS}" for identifier in existing}):
+        checked.faults.append(Fault(file=prefix + name, field="", problem="no record beside it names these arrays"))
+    checked.faults += _of_the_whole(checked, existing, prefix)
+    checked.faults.sort()
+    return checked
+
+
+def _of_the_whole(checked: CheckedFolder, existing: set[str], prefix: str) -> list[Fault]:
+    """Returns the faults of records beside one another and of the requests."""
+    records = list(checked.records.values())
+    files = {record.id: file for file, record in checked.records.items()}
+    place = prefix.rstrip("/") or "."
+    if not existing:
+        return [Fault(file=place, field="", problem="there is no record in it")]
+    if not checked.manifests:
+        problem = "there is no manifest in it, so what was requested is unknown; add that of its run"
+        return [Fault(file=place, field="", problem=problem), *doubled(records, files), *unit_faults(records, files)]
+    faults = requested_faults(checked.manifests, records, existing, files)
+    repeated = doubled(records, files)
+    return [*faults, *repeated, *unit_faults(records, files), *_controls(checked, records, repeated)]
+
+
+def _controls(checked: CheckedFolder, records: Sequence[Record], repeated: Sequence[Fault]) -> list[Fault]:
+    """Returns the controls that are missing or do not show what they must."""
+    twice = {fault.file for fault in repeated if not fault.field}
+    measured = [record for file, record in checked.records.items() if file not in twice]
+    suites = {manifest.suite: file for file, manifest in checked.manifests.items()}
+    requested = {m.suite for m in checked.manifests.values() for cell in m.cells if cell.control in JUDGED}
+    attacked = {record.suite for record in records if KINDS[record.kind].controls}
+    faults = [
+        Fault(
+            file=suites[suite],
+            field="controls",
+            problem="it requests no controls, so nothing shows that its attacks work and its splits are fair",
+            severity="flagged",
+        )
+        for suite in sorted(attacked & suites.keys() - requested)
+    ]
+    try:
+        complete = Completeness(tuple(checked.manifests.values()))
+        results = check_controls(rows_from(measured, complete), measured)
+    except (BoardError, ArithmeticError, ValueError) as error:
+        return [
+            *faults,
+            Fault(file="", field="controls", problem=f"no board can be made: {printable(str(error), 400)}"),
+        ]
+    for result in results:
+        suite = max((s for s in suites if result.name.startswith(s)), key=len, default="")
+        if not result.ok and suite in requested:
+            problem = f"{result.name}: it must show {result.expected}, and shows {result.measured}"
+            faults.append(Fault(file=suites[suite], field="controls", problem=printable(problem, 400)))
+    return faults
