@@ -34,7 +34,9 @@ from .options import BAD_FILE, FAILED, INTERRUPTED, OK, USAGE, say
 from .rank import rank
 from .run import run
 from .selftest import selftest
+from .submit import submit
 from .theory import theory
+from .verify import verify
 
 app = typer.Typer(
     name="leakbench",
@@ -57,6 +59,8 @@ app.command()(theory)
 app.command()(selftest)
 app.command()(features)
 app.command()(rank)
+app.command()(submit)
+app.command()(verify)
 app.command()(doctor)
 board.command("table")(table)
 board.command("build")(build)

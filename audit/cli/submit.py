@@ -21,7 +21,9 @@ def submit(
     new: Annotated[bool, typer.Option("--new", help="Draft a submission below this folder.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Check offline what a pull request has to pass.")] = False,
     sign: Annotated[Path | None, typer.Option(metavar="KEY", help="Sign the submission with this SSH key.")] = None,
-    handle: Annotated[str | None, typer.Option(help="With --new: your name as a folder, such as your account's.")] = None,
+    handle: Annotated[
+        str | None, typer.Option(help="With --new: your name as a folder, such as your account's.")
+    ] = None,
     suite: Annotated[str | None, typer.Option(help="With --new: name of a suite.")] = None,
     small: Annotated[bool, typer.Option("--small", help="With --new: the suite's small form.")] = False,
     defense: Annotated[str | None, typer.Option(help="With --new: FILE.py:NAME, or a TOML table.")] = None,
@@ -95,8 +97,7 @@ def _sign(folder: Path, key: Path) -> None:
 def _check(folder: Path, board: Path | None, verifiers: Path | None, as_json: bool) -> int:
     from leakbench.leaderboard.submissions.check import check_submission, check_tree
     from leakbench.leaderboard.submissions.declaration import NAME
-
-    from ..submission.rows import rows_beside
+    from leakbench.leaderboard.submissions.rows import rows_beside
 
     if not folder.is_dir() or folder.is_symlink():
         raise ValueError(f"submit must be given a folder, got {folder}")
@@ -126,20 +127,12 @@ def _check(folder: Path, board: Path | None, verifiers: Path | None, as_json: bo
 
 def rules_of(verifiers: Path | None = None) -> Rules:
     """Returns the rules of a check, which run no code of a submission."""
-    from functools import partial
-
-    from leakbench.leaderboard.checks.check import check_folder
     from leakbench.leaderboard.submissions.check import Rules
 
     from ..run.verify import contradiction
     from ..submission.suites import facts, single_file
 
-    return Rules(
-        facts=facts,
-        check_records=partial(check_folder, recompute=contradiction),
-        single_file=single_file,
-        verifiers=verifiers,
-    )
+    return Rules(facts=facts, recompute=contradiction, single_file=single_file, verifiers=verifiers)
 
 
 def _document(submission: Checked) -> dict[str, Any]:

@@ -5,16 +5,17 @@ others.
 """
 
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..checks.check import Recompute, examine
 from ..checks.fault import Fault, Severity
+from ..checks.text import printable
 from ..records.files import digest_of_bytes, read_bytes
-from ..records.manifest import Manifest, read_manifests
-from ..records.record import Record, read
+from ..records.manifest import Manifest
+from ..records.record import Record
 from ..records.validation import RecordError
 from .cells import SuiteFacts, cell_problems, is_own
 from .command import command_words, same_command
@@ -28,8 +29,8 @@ from .tiers import TierOf, evidence_of, tier_of
 VERIFIERS = "verifiers"
 """File at the root: keys of those whose stamps the board trusts, in OpenSSH's format of allowed signers."""
 
-BESIDE = {NAME, SIGNATURE, STAMP, STAMP_SIGNATURE, "records", "tuning"}
-LOCAL = {".lock", "__pycache__", "artifacts", "page"}
+BESIDE = {NAME, SIGNATURE, STAMP, STAMP_SIGNATURE, "records", ".lock"}
+LOCAL = {"__pycache__", "artifacts", "page"}
 """Traces of a run on the submitter's machine, which do no harm and belong into no pull request."""
 MOST_FILES = 100_000
 LARGEST_METHOD = 2**20
@@ -48,6 +49,7 @@ class Checked:
         declaration: None if it cannot be read.
         digest: of its request; empty without a declaration.
         records: that can be read.
+        manifests: that can be read.
         faults: of all severities, ordered; their files are below the root.
         tier: by its flags and its stamp; None without a declaration.
     """
@@ -58,6 +60,7 @@ class Checked:
     digest: str
     records: tuple[Record, ...]
     faults: tuple[Fault, ...]
+    manifests: tuple[Manifest, ...] = ()
     tier: TierOf | None = None
 
     @property
@@ -83,13 +86,13 @@ class Rules:
 
     Attributes:
         facts: returns what is known of a declaration's suite; raises ValueError if it is none.
-        check_records: returns the faults of a folder with records in `records/`.
+        recompute: compares a record's numbers with those of its arrays; None to skip that.
         single_file: returns why a method's file is not all of its code; empty if it is.
         verifiers: file of the verifiers that the board trusts; None for that of the root.
     """
 
     facts: Callable[[Declaration], SuiteFacts]
-    check_records: Callable[[Path], Iterable[Fault]]
+    recompute: Recompute | None = None
     single_file: Callable[[Path], str] = lambda path: ""
     verifiers: Path | None = None
 
@@ -108,18 +111,18 @@ def check_tree(root: Path, rules: Rules) -> tuple[list[Checked], list[Fault]]:
     for entry in _entries(root):
         if not entry.is_dir(follow_symlinks=False):
             if entry.name not in (VERIFIERS, "README.md", ".gitkeep"):
-                faults.append(_fault(_printable(entry.name), "", "must be the folder of a handle; remove it"))
+                faults.append(_fault(printable(entry.name), "", "must be the folder of a handle; remove it"))
             continue
         if not is_handle(entry.name):
             problem = "must be a handle: lower case letters, digits and single hyphens, 39 at most; rename it"
-            faults.append(_fault(_printable(entry.name), "", problem))
+            faults.append(_fault(printable(entry.name), "", problem))
             continue
         for inner in _entries(Path(entry.path)):
             if inner.is_dir(follow_symlinks=False):
                 submissions.append(check_submission(Path(inner.path), root, rules))
             elif inner.name != ALLOWED or inner.is_symlink():
                 problem = f"must be the folder of a submission, or the file {ALLOWED}; remove it"
-                faults.append(_fault(f"{entry.name}/{_printable(inner.name)}", "", problem))
+                faults.append(_fault(f"{entry.name}/{printable(inner.name)}", "", problem))
     return _with_copies(submissions), faults
 
 
@@ -131,7 +134,7 @@ def check_submission(folder: Path, root: Path, rules: Rules) -> Checked:
         root: folder two levels above it.
         rules: of the check.
     """
-    path = f"{_printable(folder.parent.name)}/{_printable(folder.name)}"
+    path = f"{printable(folder.parent.name)}/{printable(folder.name)}"
     links = list(_special(folder, path))
     if links:  # nothing below is opened: a link may lead anywhere
         return Checked(path, folder, None, "", (), tuple(links))
@@ -140,11 +143,14 @@ def check_submission(folder: Path, root: Path, rules: Rules) -> Checked:
     except DeclarationError as error:
         return Checked(path, folder, None, "", (), tuple(error.faults))
     digest = request_digest(declaration)
-    records, manifests = _read(folder)
     faults = [*_place(folder, path, declaration, digest), *_files(folder, path, declaration)]
-    faults += [
-        replace(fault, file=f"{path}/{fault.file}" if fault.file else path) for fault in rules.check_records(folder)
-    ]
+    records, manifests = (), []
+    if (folder / "records").is_dir():
+        examined = examine(folder, rules.recompute)
+        records, manifests = tuple(examined.records.values()), list(examined.manifests.values())
+        faults += [replace(fault, file=f"{path}/{fault.file}" if fault.file else path) for fault in examined.faults]
+    else:
+        faults.append(_fault(f"{path}/records", "", "must be there: run the command of the declaration in its folder"))
     faults += _method(folder, path, declaration, records, rules)
     faults += _suite(path, declaration, records, manifests, rules)
     faults += _signature(folder, path, declaration, digest, root)
@@ -154,7 +160,7 @@ def check_submission(folder: Path, root: Path, rules: Rules) -> Checked:
     for comparison in stamp.differing if stamp is not None and not ignored else []:
         problem = f"{comparison.words}, {comparison.metric}: computed again, it differs: {comparison.reason}"
         faults.append(_fault(f"{path}/{STAMP}", comparison.cell, problem, "flagged"))
-    checked = Checked(path, folder, declaration, digest, records, tuple(sorted(set(faults))))
+    checked = Checked(path, folder, declaration, digest, records, tuple(sorted(set(faults))), tuple(manifests))
     flags = {flag for record in checked.own for flag in record.flags}
     return replace(checked, tier=tier_of(flags, stamp, ignored))
 
@@ -172,7 +178,7 @@ def _special(folder: Path, path: str) -> Iterator[Fault]:
             count += 1
             file = Path(place, name)
             status = file.lstat()
-            below = f"{path}/{'/'.join(map(_printable, file.relative_to(folder).parts))}"
+            below = f"{path}/{'/'.join(map(printable, file.relative_to(folder).parts))}"
             if stat.S_ISLNK(status.st_mode):
                 yield _fault(below, "", "it is a symbolic link, and those are not followed; copy the file")
             elif not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
@@ -182,25 +188,10 @@ def _special(folder: Path, path: str) -> Iterator[Fault]:
             return
 
 
-def _read(folder: Path) -> tuple[tuple[Record, ...], list[Manifest]]:
-    """Records and manifests that can be read; the check of the records names the others."""
-    records = []
-    for file in sorted((folder / "records").glob("*.json")):
-        try:
-            records.append(read(file))
-        except RecordError:
-            continue
-    try:
-        manifests = read_manifests(folder / "records")
-    except RecordError:
-        manifests = []
-    return tuple(records), manifests
-
-
 def _place(folder: Path, path: str, declaration: Declaration, digest: str) -> Iterator[Fault]:
     file = f"{path}/{NAME}"
     if folder.parent.name != declaration.handle:
-        problem = f"must be the name of the folder above, {_printable(folder.parent.name)}, got {declaration.handle!r}"
+        problem = f"must be the name of the folder above, {printable(folder.parent.name)}, got {declaration.handle!r}"
         yield _fault(file, "handle", problem)
     if folder.name != digest:
         problem = (
@@ -216,13 +207,15 @@ def _files(folder: Path, path: str, declaration: Declaration) -> Iterator[Fault]
     known = BESIDE | ({method.file} if method else set())
     known |= {checkpoint.file} if checkpoint and checkpoint.file else set()
     for entry in _entries(folder):
-        name = _printable(entry.name)
+        name = printable(entry.name)
         if entry.name in LOCAL:
-            yield _fault(f"{path}/{name}", "", "is no part of a submission; leave it out of the pull request", "flagged")
+            yield _fault(
+                f"{path}/{name}", "", "is no part of a submission; leave it out of the pull request", "flagged"
+            )
         elif entry.name not in known:
             yield _fault(f"{path}/{name}", "", f"must be one of {', '.join(sorted(known))}; remove it")
-        elif (entry.name in ("records", "tuning")) != entry.is_dir(follow_symlinks=False):
-            yield _fault(f"{path}/{name}", "", "must be a folder if it is records or tuning, else a file")
+        elif (entry.name == "records") != entry.is_dir(follow_symlinks=False):
+            yield _fault(f"{path}/{name}", "", "must be a folder if it is records, else a file")
 
 
 def _method(
@@ -234,7 +227,9 @@ def _method(
     if method is not None:
         file = folder / method.file
         if not file.is_file():
-            yield _fault(f"{path}/{NAME}", "method.file", f"must lie beside the declaration, and {method.file} does not")
+            yield _fault(
+                f"{path}/{NAME}", "method.file", f"must lie beside the declaration, and {method.file} does not"
+            )
             return
         if file.stat().st_size > LARGEST_METHOD:
             yield _fault(f"{path}/{method.file}", "", f"must have at most {LARGEST_METHOD} bytes")
@@ -262,7 +257,7 @@ def _method(
             if own and role not in record.provenance.third_party:
                 others.setdefault((role, "has no digest of the code that computed it"), []).append(record.id)
     for (role, problem), ids in sorted(others.items()):
-        yield _fault(f"{path}/records", f"provenance.third_party.{_printable(role)}", f"{problem}: {_listed(ids)}")
+        yield _fault(f"{path}/records", f"provenance.third_party.{printable(role)}", f"{problem}: {_listed(ids)}")
 
 
 def _checkpoint(folder: Path, path: str, declaration: Declaration) -> Iterator[Fault]:
@@ -287,7 +282,7 @@ def _suite(
     try:
         facts = rules.facts(declaration)
     except ValueError as error:
-        yield _fault(file, "suite", f"must be a suite of this version: {_printable(str(error))}")
+        yield _fault(file, "suite", f"must be a suite of this version: {printable(str(error))}")
         return
     if declaration.suite_digest != facts.digest:
         problem = f"must be that of the suite as it is here, {facts.digest}: the suite has changed, or the digest"
@@ -295,11 +290,9 @@ def _suite(
     words = command_words(declaration, facts.seeds)
     if not same_command(declaration.command, words):
         yield _fault(file, "command", f"must request the cells of the declaration: {' '.join(words)}")
-    if not manifests:
-        yield _fault(folder, "", "must hold the manifest of the run")
     for manifest in manifests:
         if manifest.command != words:
-            problem = f"must be {' '.join(words)}, got {_printable(' '.join(manifest.command))}"
+            problem = f"must be {' '.join(words)}, got {printable(' '.join(manifest.command))}"
             yield _fault(f"{folder}/{manifest.name}", "command", problem)
     names = [record.id for record in records if record.suite != facts.name]
     if names:
@@ -311,20 +304,15 @@ def _suite(
     if lacking := sorted(set(facts.seeds) - {record.seed for record in records}):
         yield _fault(folder, "seed", f"records of seeds {lacking} are missing")
     if old := [record.id for record in records if record.provenance.source != facts.source]:
-        problem = f"were computed by another code than this one: {_listed(old)}"
+        problem = f"{len(old)} of {len(records)} records were computed by another code than this one"
         yield _fault(folder, "provenance.source", problem, "flagged")
     if facts.cells is None:
         problem = f"the suite's cells cannot be planned here, so removed cells would not be seen: {facts.unplanned}"
-        yield _fault(folder, "", _printable(problem), "flagged")
+        yield _fault(folder, "", printable(problem), "flagged")
         return
     requested = {cell.id: cell for manifest in manifests for cell in manifest.cells}
     for problem in cell_problems(declaration, requested.values(), facts.cells):
         yield _fault(folder, "", problem)
-    recorded = {record.id for record in records}
-    if missing := sorted(requested.keys() - recorded):
-        yield _fault(folder, "", f"records of requested cells are missing: {_listed(missing)}")
-    if extra := sorted(recorded - requested.keys()):
-        yield _fault(folder, "", f"records are of no requested cell: {_listed(extra)}")
     if not any(
         record.status == "ok"
         for record in records
@@ -387,8 +375,3 @@ def _listed(ids: Iterable[str]) -> str:
     ids = sorted(ids)
     rest = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
     return f"{', '.join(ids[:MOST_NAMED])}{rest}"
-
-
-def _printable(text: str) -> str:
-    """Returns text of a stranger that can be shown on a terminal: control characters become question marks."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", "?", text)[:300]

@@ -24,11 +24,12 @@ LARGEST = 64 * 1024
 
 HANDLE = r"[a-z0-9](?:-?[a-z0-9]){0,38}"
 SHA256 = r"[0-9a-f]{64}"
-LICENCES = frozenset(
-    "0BSD AGPL-3.0-only AGPL-3.0-or-later Apache-2.0 BSD-2-Clause BSD-3-Clause BSL-1.0 CC-BY-4.0 CC-BY-SA-4.0 CC0-1.0 "
-    "EUPL-1.2 GPL-2.0-only GPL-2.0-or-later GPL-3.0-only GPL-3.0-or-later ISC LGPL-2.1-only LGPL-2.1-or-later "
-    "LGPL-3.0-only LGPL-3.0-or-later MIT MIT-0 MPL-2.0 Unlicense Zlib".split()
-)
+_SPDX = """
+0BSD AGPL-3.0-only AGPL-3.0-or-later Apache-2.0 BSD-2-Clause BSD-3-Clause BSL-1.0 CC-BY-4.0 CC-BY-SA-4.0 CC0-1.0
+EUPL-1.2 GPL-2.0-only GPL-2.0-or-later GPL-3.0-only GPL-3.0-or-later ISC LGPL-2.1-only LGPL-2.1-or-later
+LGPL-3.0-only LGPL-3.0-or-later MIT MIT-0 MPL-2.0 Unlicense Zlib
+"""
+LICENCES = frozenset(_SPDX.split())
 """SPDX identifiers under which records and code may be published and changed."""
 
 Kind = Literal["defense", "attack", "checkpoint", "run"]

@@ -1,8 +1,8 @@
 """Digest of a submission, and what follows from it: its seeds, and the cells and seeds of a verification.
 
 The digest covers the request: what decides the computation, and who asks. Seeds follow from it, so a submitter cannot
-draw seeds again without another request. Caveat: any byte of the method's file makes another request, so seeds can still
-be shopped for at the price of a whole run per attempt. Cells to verify and fresh seeds are therefore drawn by a hash of
+draw seeds again without another request. Caveat: any byte of the method's file makes another request, so seeds can
+still be shopped for at the price of a whole run per attempt. Cells to verify and fresh seeds are therefore drawn by a hash of
 the results too, and of a salt that the verifier draws: without it a submitter could change a free field of a record,
 such as its seconds, until the draw avoids a forged cell.
 """
@@ -20,7 +20,6 @@ REPORTED = range(2**16, 2**31)
 """Seeds of submissions: above those that suites use."""
 FRESH = range(2**31, 2**32)
 """Seeds of verifications: none is a submission's."""
-
 
 
 def request_digest(declaration: Declaration) -> str:

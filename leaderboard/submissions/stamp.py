@@ -118,7 +118,7 @@ class Stamp:
 
 
 def write_stamp(stamp: Stamp, folder: Path) -> Path:
-    """Writes a stamp into the folder of its submission, whole or not at all, and removes the signature of an old one."""
+    """Writes a stamp beside its submission, whole or not at all, and removes the signature of an old one."""
     (folder / SIGNATURE).unlink(missing_ok=True)
     return write_bytes(folder / NAME, json.dumps(dataclasses.asdict(stamp), indent=1, allow_nan=False).encode() + b"\n")
 

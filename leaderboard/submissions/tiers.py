@@ -49,7 +49,9 @@ def tier_of(flags: Iterable[str], stamp: Stamp | None = None, ignored: str = "")
         evidence = f"its stamp is ignored: {ignored}"
     elif not recomputed:
         words = ", ".join(f"{c.metric} of {c.words}" for c in stamp.differing[:3]) or "some cells were not judged"
-        evidence = f"{stamp.verifier} computed {stamp.drawn} cells again on {stamp.date}, and they do not agree: {words}"
+        evidence = (
+            f"{stamp.verifier} computed {stamp.drawn} cells again on {stamp.date}, and they do not agree: {words}"
+        )
     else:
         same = [c for c in stamp.comparisons if c.seeds == "same" and c.verdict != "not judged"]
         identical = sum(comparison.verdict == "identical" for comparison in same)
