@@ -10,9 +10,10 @@ import contextlib
 import datetime
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -118,7 +119,7 @@ class _Runner:
         self.device, self.jobs, self.report = device, jobs, report
 
     @contextlib.contextmanager
-    def in_a_fresh_folder(self):
+    def in_a_fresh_folder(self) -> Iterator[None]:
         """Works in a temporary folder, in which the method has the path that its records name."""
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             # Nothing else is copied: a compiled file of the submission could be imported in the source's place.
@@ -160,26 +161,35 @@ def _same_seed(reported: Record, again: Record | None) -> list[Comparison]:
 
 
 def _fresh(
-    runner: _Runner, suite: Suite, fresh: Suite, drawn: Iterable[Record], reported: Iterable[Record]
+    runner: _Runner, suite: Suite, fresh: Suite, drawn: list[Record], reported: Iterable[Record]
 ) -> list[Comparison]:
     """Compares the main metric of drawn cells, over the reported seeds, with the same over fresh seeds."""
     old, new = _by_cell(runner.cells(suite)), _by_cell(runner.cells(fresh))
     cell_of = {cell.id: key for key, cells in old.items() for cell in cells}
-    # Two drawn cells may be the same but for their seeds.
-    first = {cell_of[record.id]: record for record in reversed(list(drawn)) if record.id in cell_of}
-    again = runner.run(fresh, {cell.id for key in first for cell in new.get(key, [])})
+    # Two drawn cells may be the same but for their seeds, and are one comparison.
+    keys = {cell_of[record.id] for record in drawn if record.id in cell_of}
+    again = runner.run(fresh, {cell.id for key in keys for cell in new.get(key, [])})
     by_id = {record.id: record for record in reported}
     lines = []
-    for key, record in first.items():
-        name = KINDS[record.kind].main
+    for record in drawn:
+        if (key := cell_of.get(record.id)) is None:  # the comparison by its own seed says so
+            continue
+        name = main_metric(record)
         samples = [
             [table[c.id].metrics[name] for c in cells if c.id in table and name in table[c.id].metrics]
             for table, cells in ((by_id, old[key]), (again, new.get(key, [])))
         ]
         means = [_mean([metric.value for metric in sample if metric.value is not None]) for sample in samples]
-        agreement = fresh_seeds_agree(*samples, looks=len(first))
+        agreement = fresh_seeds_agree(*samples, looks=len(keys))
         lines.append(_line(record, "fresh", name, *means, agreement))
     return lines
+
+
+def main_metric(record: Record) -> str:
+    """Returns the metric by which a cell counts as computed again: its kind's main one, or the first with a value."""
+    main = KINDS[record.kind].main
+    measured = [name for name, metric in record.metrics.items() if metric.value is not None]
+    return main if main in measured or not measured else measured[0]
 
 
 def _by_cell(cells: Iterable[Expected]) -> dict[str, list[Expected]]:
@@ -197,7 +207,12 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _line(
-    record: Record, seeds, metric: str, reported: float | None, again: float | None, agreement: Agreement
+    record: Record,
+    seeds: Literal["same", "fresh"],
+    metric: str,
+    reported: float | None,
+    again: float | None,
+    agreement: Agreement,
 ) -> Comparison:
     attack = record.attack.name if record.attack else record.kind
     return Comparison(
@@ -210,5 +225,6 @@ def _line(
         low=agreement.low,
         high=agreement.high,
         verdict=agreement.verdict,
+        main=metric == main_metric(record),
         reason=agreement.reason,
     )

@@ -1,12 +1,14 @@
 """Agreement of numbers with the same numbers computed again: by one seed, and by fresh seeds.
 
-One seed: the computation is the same, so numbers are equal, up to sums in another order on another processor. They
-agree if each lies in the other's 95 % interval.
+One seed: the computation is the same, so numbers are equal, up to sums in another order. They agree if each lies in the
+other's 95 % interval. Equal device, source and versions do not make them equal to the last digit, because records do
+not name the processor: another instruction set moves a reconstruction's PSNR by a tenth of a decibel. Such numbers are
+marked, and those without an interval are not judged.
 
 Fresh seeds: splits, weights and noise are others, and an interval of one run does not cover how runs differ. The n
 reported runs and the m fresh runs are two samples: their means agree if the two-sided t interval of the difference,
-with pooled variance, holds 0. Its level is 5 % over all comparisons of a verification (Bonferroni), so a true submission
-is refused in at most 1 of 20 verifications, as far as runs are normal with one variance;
+with pooled variance, holds 0. Its level is 5 % over all comparisons of a verification (Bonferroni), so a true
+submission is refused in at most 1 of 20 verifications, as far as runs are normal with one variance;
 `tests/leaderboard/submissions/test_agreement.py` measures the rate, for other distributions too. The pooled variance is
 at least the runs' own sampling variance, from their intervals: runs that happen to be equal are no proof of precision.
 """
@@ -70,7 +72,7 @@ def same_seed(reported: Metric, again: Metric, *, alike: bool) -> Agreement:
     if None in ends:
         if isclose(reported.value, again.value, rel_tol=1e-6, abs_tol=1e-9):
             return Agreement("agrees", f"equal to six digits{aside}")
-        return Agreement("differs" if alike else "not judged", f"not equal, and there is no interval{aside}")
+        return Agreement("not judged", f"not equal, and there is no interval{aside}")
     low, high, low_again, high_again = (end for end in ends if end is not None)
     inside = low <= again.value <= high and low_again <= reported.value <= high_again
     rule = f"each must lie in the other's 95 % interval{aside}"

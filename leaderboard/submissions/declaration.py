@@ -1,7 +1,7 @@
 """Declaration of a submission, `SUBMISSION.toml`: who submits what, computed how.
 
-Every value is untrusted text: names that become paths are short and plain, all else is a line of bounded length. Nothing
-is coerced, an unknown key is a fault, and every fault names its field.
+Every value is untrusted text: names that become paths are short and plain, all else is a line of bounded length.
+Nothing is coerced, an unknown key is a fault, and every fault names its field.
 """
 
 import re
@@ -19,8 +19,8 @@ NAME = "SUBMISSION.toml"
 TO_FILL = "TO FILL IN"
 """Value of a draft's fields that a submitter has to write."""
 SCHEMA = 1
-LARGEST = 64 * 1024
-"""Bytes of the file: TOML of any nesting fits into the parser's stack at this size, or is refused."""
+LARGEST, LONGEST = 16 * 1024, 2000
+"""Bytes of the file and of a line: the parser's time grows with the cube of the number of dots in a key."""
 
 HANDLE = r"[a-z0-9](?:-?[a-z0-9]){0,38}"
 SHA256 = r"[0-9a-f]{64}"
@@ -154,6 +154,8 @@ def read_declaration(folder: Path, file: str = NAME) -> Declaration:
         if not path.is_symlink() and path.is_file() and path.stat().st_size > LARGEST:
             raise RecordError(f"must have at most {LARGEST} bytes, got {path.stat().st_size}")
         content = read_bytes(path, "declaration")
+        if any(len(line) > LONGEST for line in content.splitlines()):
+            raise RecordError(f"must have lines of at most {LONGEST} bytes")
     except RecordError as error:
         problem = str(error).replace(str(folder / NAME), NAME)
         raise DeclarationError([Fault(file=file, field="", problem=problem)]) from None

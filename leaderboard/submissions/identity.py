@@ -2,9 +2,9 @@
 
 The digest covers the request: what decides the computation, and who asks. Seeds follow from it, so a submitter cannot
 draw seeds again without another request. Caveat: any byte of the method's file makes another request, so seeds can
-still be shopped for at the price of a whole run per attempt. Cells to verify and fresh seeds are therefore drawn by a hash of
-the results too, and of a salt that the verifier draws: without it a submitter could change a free field of a record,
-such as its seconds, until the draw avoids a forged cell.
+still be shopped for at the price of a whole run per attempt. Cells to verify and fresh seeds are therefore drawn by a
+hash of the results too, and of a salt that the verifier draws: without it a submitter could change a free field of a
+record, such as its seconds, until the draw avoids a forged cell.
 """
 
 import hashlib

@@ -40,6 +40,7 @@ class Comparison:
         low: lower end of the interval of the difference again - reported; None without an interval.
         high: upper end.
         verdict: on the comparison.
+        main: whether the metric is the one by which the cell counts as computed again.
         reason: rule that decided, in words.
     """
 
@@ -52,6 +53,7 @@ class Comparison:
     low: float | None = None
     high: float | None = None
     verdict: Verdict
+    main: bool
     reason: str
 
     def __post_init__(self) -> None:
@@ -107,8 +109,8 @@ class Stamp:
 
     @property
     def holds(self) -> bool:
-        """True if nothing differs and every cell has a number that agrees, computed with its own seed."""
-        judged = {c.cell for c in self.comparisons if c.seeds == "same" and c.verdict in ("identical", "agrees")}
+        """True if nothing differs, and the main number of every cell agrees, by its own seed or by fresh ones."""
+        judged = {c.cell for c in self.comparisons if c.main and c.verdict in ("identical", "agrees")}
         return judged >= set(self.cells) and not self.differing
 
     @property

@@ -1,5 +1,6 @@
 """Tiers: how far the numbers of a row were checked by anybody but their submitter."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,11 +54,11 @@ def tier_of(flags: Iterable[str], stamp: Stamp | None = None, ignored: str = "")
             f"{stamp.verifier} computed {stamp.drawn} cells again on {stamp.date}, and they do not agree: {words}"
         )
     else:
-        same = [c for c in stamp.comparisons if c.seeds == "same" and c.verdict != "not judged"]
-        identical = sum(comparison.verdict == "identical" for comparison in same)
+        verdicts = Counter(comparison.verdict for comparison in stamp.comparisons)
+        counts = ", ".join(f"{number} {verdict}" for verdict, number in sorted(verdicts.items()))
         evidence = (
             f"{stamp.verifier} computed {stamp.drawn} of its cells again on {stamp.date} ({stamp.machine}, "
-            f"{stamp.code.code}): {identical} of {len(same)} numbers are identical, the others agree"
+            f"{stamp.code.code}); numbers: {counts}"
         )
     if parts:
         return TierOf("unverified parts", recomputed, f"its {', '.join(parts)} is not leakbench's; {evidence}")
