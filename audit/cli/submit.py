@@ -10,7 +10,7 @@ import typer
 from .options import BAD_FILE, OK, Json, print_json, say
 
 if TYPE_CHECKING:
-    from leakbench.leaderboard.submissions.check import Checked, Rules
+    from leakbench.leaderboard.submissions.check import CheckedSubmission, Rules
 
 PUBLISHED = Path("leaderboard/published")
 """Folder of the committed board, if the command runs in a checkout."""
@@ -135,7 +135,7 @@ def rules_of(verifiers: Path | None = None) -> Rules:
     return Rules(facts=facts, recompute=contradiction, single_file=single_file, verifiers=verifiers)
 
 
-def _document(submission: Checked) -> dict[str, Any]:
+def _document(submission: CheckedSubmission) -> dict[str, Any]:
     return {
         "path": submission.path,
         "counts": submission.counts,
@@ -145,7 +145,7 @@ def _document(submission: Checked) -> dict[str, Any]:
     }
 
 
-def _print(checked: list[Checked], others: list[str]) -> None:
+def _print(checked: list[CheckedSubmission], others: list[str]) -> None:
     for submission in checked:
         verdict = "counts" if submission.counts else "is set aside"
         tier = f": {submission.tier.tier}; {submission.tier.reason}" if submission.tier and submission.counts else ""

@@ -11,7 +11,6 @@ import datetime
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +18,6 @@ import torch
 
 from leakbench.leaderboard.kinds import KINDS
 from leakbench.leaderboard.records.files import digest_of_bytes, read_bytes
-from leakbench.leaderboard.records.labels import key_of
 from leakbench.leaderboard.records.manifest import Expected
 from leakbench.leaderboard.records.record import Record
 from leakbench.leaderboard.submissions.agreement import (
@@ -29,11 +27,11 @@ from leakbench.leaderboard.submissions.agreement import (
     same_claim,
     same_seed,
 )
-from leakbench.leaderboard.submissions.cells import is_own
-from leakbench.leaderboard.submissions.check import Checked
+from leakbench.leaderboard.submissions.cells import is_own, without_seed
+from leakbench.leaderboard.submissions.check import CheckedSubmission
 from leakbench.leaderboard.submissions.declaration import NAME, Declaration
 from leakbench.leaderboard.submissions.identity import draw_digest, drawn_cells, fresh_seeds, results_digest, seeds_of
-from leakbench.leaderboard.submissions.stamp import Comparison, Stamp
+from leakbench.leaderboard.submissions.stamp import CellComparison, Stamp
 
 from ..plan import expand as planning
 from ..run import harness
@@ -44,7 +42,7 @@ from .suites import plain_suite, with_method, with_seeds
 
 
 def verify(
-    checked: Checked,
+    checked: CheckedSubmission,
     *,
     verifier: str,
     cells: int,
@@ -140,7 +138,7 @@ class _Runner:
         return {record.id: record for record in records}
 
 
-def _same_seed(reported: Record, again: Record | None) -> list[Comparison]:
+def _same_seed(reported: Record, again: Record | None) -> list[CellComparison]:
     """Compares all numbers of a cell with those computed again by its own seed."""
     if again is None or again.status != "ok":
         reason = "the code makes no such cell" if again is None else f"it {again.status}: {again.reason}"
@@ -148,7 +146,9 @@ def _same_seed(reported: Record, again: Record | None) -> list[Comparison]:
     equal_code = alike(reported, again)
     claims = [None if record.claim is None else record.claim.epsilon for record in (reported, again)]
     claim = same_claim(reported.claim, again.claim, alike=equal_code)
-    lines = [] if reported.claim is again.claim is None else [_line(reported, "same", "claim", *claims, claim)]
+    lines = (
+        [] if reported.claim is again.claim is None else [_line(reported, "same", "claim", claims[0], claims[1], claim)]
+    )
     for name in sorted(reported.metrics.keys() | again.metrics.keys()):
         metrics = [record.metrics.get(name) for record in (reported, again)]
         if metrics[0] is None or metrics[1] is None:
@@ -162,7 +162,7 @@ def _same_seed(reported: Record, again: Record | None) -> list[Comparison]:
 
 def _fresh(
     runner: _Runner, suite: Suite, fresh: Suite, drawn: list[Record], reported: Iterable[Record]
-) -> list[Comparison]:
+) -> list[CellComparison]:
     """Compares the main metric of drawn cells, over the reported seeds, with the same over fresh seeds."""
     old, new = _by_cell(runner.cells(suite)), _by_cell(runner.cells(fresh))
     cell_of = {cell.id: key for key, cells in old.items() for cell in cells}
@@ -181,7 +181,7 @@ def _fresh(
         ]
         means = [_mean([metric.value for metric in sample if metric.value is not None]) for sample in samples]
         agreement = fresh_seeds_agree(*samples, looks=len(keys))
-        lines.append(_line(record, "fresh", name, *means, agreement))
+        lines.append(_line(record, "fresh", name, means[0], means[1], agreement))
     return lines
 
 
@@ -196,9 +196,7 @@ def _by_cell(cells: Iterable[Expected]) -> dict[str, list[Expected]]:
     """Groups cells that differ in their seeds alone."""
     groups: dict[str, list[Expected]] = {}
     for cell in cells:
-        attack = cell.attack and asdict(cell.attack)
-        key = (cell.kind, cell.control, asdict(cell.defense), attack, dict(cell.budget), cell.noise)
-        groups.setdefault(key_of(key), []).append(cell)
+        groups.setdefault(without_seed(cell), []).append(cell)
     return groups
 
 
@@ -213,9 +211,9 @@ def _line(
     reported: float | None,
     again: float | None,
     agreement: Agreement,
-) -> Comparison:
+) -> CellComparison:
     attack = record.attack.name if record.attack else record.kind
-    return Comparison(
+    return CellComparison(
         cell=record.id,
         words=f"{record.defense.name} x {attack}" + (f" ({record.control} control)" if record.control else ""),
         seeds=seeds,

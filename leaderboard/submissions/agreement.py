@@ -22,7 +22,7 @@ from scipy import special
 
 from ..records.fields import Metric, RecordedClaim
 from ..records.record import Record
-from .stamp import Verdict
+from .stamp import CellVerdict
 
 LEVEL = 0.05
 """Probability that any comparison by fresh seeds of a true submission differs."""
@@ -34,7 +34,7 @@ OTHER_VERSIONS = 1e-3
 
 @dataclass(frozen=True)
 class Agreement:
-    """Verdict on a number.
+    """CellVerdict on a number.
 
     Attributes:
         verdict: on the two values.
@@ -43,7 +43,7 @@ class Agreement:
         high: upper end.
     """
 
-    verdict: Verdict
+    verdict: CellVerdict
     reason: str
     low: float | None = None
     high: float | None = None

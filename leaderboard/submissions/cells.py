@@ -6,7 +6,7 @@ have in common.
 """
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ..records.labels import key_of
 from ..records.manifest import Expected
@@ -45,6 +45,12 @@ def is_own(declaration: Declaration, defense: str, attack: str | None) -> bool:
     if declaration.method is None:
         return True
     return declaration.method.name == (defense if declaration.kind == "defense" else attack)
+
+
+def without_seed(cell: Expected) -> str:
+    """Returns the identity of a cell but for its seed."""
+    attack = cell.attack and asdict(cell.attack)
+    return key_of((cell.kind, cell.control, asdict(cell.defense), attack, dict(cell.budget), cell.noise))
 
 
 def cell_problems(declaration: Declaration, requested: Iterable[Expected], planned: Iterable[Expected]) -> list[str]:

@@ -40,7 +40,7 @@ MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedSubmission:
     """A submission and what is wrong with it.
 
     Attributes:
@@ -97,7 +97,7 @@ class Rules:
     verifiers: Path | None = None
 
 
-def check_tree(root: Path, rules: Rules) -> tuple[list[Checked], list[Fault]]:
+def check_tree(root: Path, rules: Rules) -> tuple[list[CheckedSubmission], list[Fault]]:
     """Checks every submission below a root, each by itself, and then for copies among them.
 
     Args:
@@ -126,7 +126,7 @@ def check_tree(root: Path, rules: Rules) -> tuple[list[Checked], list[Fault]]:
     return _with_copies(submissions), faults
 
 
-def check_submission(folder: Path, root: Path, rules: Rules) -> Checked:
+def check_submission(folder: Path, root: Path, rules: Rules) -> CheckedSubmission:
     """Checks a submission.
 
     Args:
@@ -137,11 +137,11 @@ def check_submission(folder: Path, root: Path, rules: Rules) -> Checked:
     path = f"{printable(folder.parent.name)}/{printable(folder.name)}"
     links = list(_special(folder, path))
     if links:  # nothing below is opened: a link may lead anywhere
-        return Checked(path, folder, None, "", (), tuple(links))
+        return CheckedSubmission(path, folder, None, "", (), tuple(links))
     try:
         declaration = read_declaration(folder, f"{path}/{NAME}")
     except DeclarationError as error:
-        return Checked(path, folder, None, "", (), tuple(error.faults))
+        return CheckedSubmission(path, folder, None, "", (), tuple(error.faults))
     digest = request_digest(declaration)
     faults = [*_place(folder, path, declaration, digest), *_files(folder, path, declaration)]
     records, manifests = (), []
@@ -160,7 +160,9 @@ def check_submission(folder: Path, root: Path, rules: Rules) -> Checked:
     for comparison in stamp.differing if stamp is not None and not ignored else []:
         problem = f"{comparison.words}, {comparison.metric}: computed again, it differs: {comparison.reason}"
         faults.append(_fault(f"{path}/{STAMP}", comparison.cell, problem, "flagged"))
-    checked = Checked(path, folder, declaration, digest, records, tuple(sorted(set(faults))), tuple(manifests))
+    checked = CheckedSubmission(
+        path, folder, declaration, digest, records, tuple(sorted(set(faults))), tuple(manifests)
+    )
     flags = {flag for record in checked.own for flag in record.flags}
     return replace(checked, tier=tier_of(flags, stamp, ignored))
 
@@ -334,7 +336,7 @@ def _signature(folder: Path, path: str, declaration: Declaration, digest: str, r
         yield _fault(f"{path}/{SIGNATURE}", "", str(error))
 
 
-def _with_copies(submissions: list[Checked]) -> list[Checked]:
+def _with_copies(submissions: list[CheckedSubmission]) -> list[CheckedSubmission]:
     """Adds a fault to submissions of different handles with equal methods or arrays: each names the other."""
     owners: dict[tuple[str, str], list[str]] = {}
     for checked in submissions:
@@ -344,7 +346,7 @@ def _with_copies(submissions: list[Checked]) -> list[Checked]:
     for (noun, _), paths in owners.items():
         for path in paths:
             handle = path.partition("/")[0]
-            copies = [other for other in paths if other.partition("/")[0] != handle]
+            copies = [copy for copy in paths if copy.partition("/")[0] != handle]
             if copies:
                 problem = f"its {noun} is also that of {', '.join(copies[:MOST_NAMED])}: somebody copied it"
                 faults.setdefault(path, []).append(_fault(path, "", problem, "flagged"))
@@ -354,7 +356,7 @@ def _with_copies(submissions: list[Checked]) -> list[Checked]:
     ]
 
 
-def _contents(checked: Checked) -> set[tuple[str, str]]:
+def _contents(checked: CheckedSubmission) -> set[tuple[str, str]]:
     declaration = checked.declaration
     contents = {("checkpoint", declaration.checkpoint.sha256)} if declaration and declaration.checkpoint else set()
     if declaration and declaration.method:
@@ -373,5 +375,5 @@ def _fault(file: str, field: str, problem: str, severity: Severity = "refused") 
 
 def _listed(ids: Iterable[str]) -> str:
     ids = sorted(ids)
-    rest = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
-    return f"{', '.join(ids[:MOST_NAMED])}{rest}"
+    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+    return f"{', '.join(ids[:MOST_NAMED])}{more}"

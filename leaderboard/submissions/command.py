@@ -3,10 +3,10 @@
 import json
 import shlex
 
-from .declaration import Declaration, Setting
+from .declaration import Declaration, SettingValue
 
 SUITE_ROLES = {"defense": "--add-defense", "attack": "--add-attack"}
-"""Kind of submission -> option of `leakbench run` that adds its method to the suite."""
+"""SubmissionKind of submission -> option of `leakbench run` that adds its method to the suite."""
 
 ELSEWHERE = ("--out", "--device", "--jobs")
 """Options that say where records are computed and written, and change no request."""
@@ -33,7 +33,7 @@ def entry(declaration: Declaration) -> str:
     if not method.settings:
         return method.name
     # A JSON string, number, list or Boolean is the same in TOML.
-    values: dict[str, Setting | list[Setting]] = {"name": method.name, **method.settings}
+    values: dict[str, SettingValue | list[SettingValue]] = {"name": method.name, **method.settings}
     return "{ " + ", ".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()) + " }"
 
 
@@ -45,11 +45,11 @@ def same_command(written: str, words: tuple[str, ...]) -> bool:
         words: of `command_words`.
     """
     try:
-        rest = shlex.split(written)
+        words_written = shlex.split(written)
     except ValueError:  # an open quote
         return False
     for option in ELSEWHERE:
-        if option in rest:
-            place = rest.index(option)
-            rest = rest[:place] + rest[place + 2 :]
-    return tuple(rest) == words
+        if option in words_written:
+            place = words_written.index(option)
+            words_written = words_written[:place] + words_written[place + 2 :]
+    return tuple(words_written) == words

@@ -32,10 +32,10 @@ LGPL-3.0-only LGPL-3.0-or-later MIT MIT-0 MPL-2.0 Unlicense Zlib
 LICENCES = frozenset(_SPDX.split())
 """SPDX identifiers under which records and code may be published and changed."""
 
-Kind = Literal["defense", "attack", "checkpoint", "run"]
-Setting = bool | int | float | str
+SubmissionKind = Literal["defense", "attack", "checkpoint", "run"]
+SettingValue = bool | int | float | str
 SettingName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,60}$")]
-Settings = dict[SettingName, Setting | list[Setting]]
+Settings = dict[SettingName, SettingValue | list[SettingValue]]
 
 
 def _line(text: str) -> str:
@@ -54,21 +54,21 @@ def _licence(text: str) -> str:
     return text
 
 
-Line = Annotated[str, Field(min_length=1, max_length=300), AfterValidator(_line)]
+ShortText = Annotated[str, Field(min_length=1, max_length=300), AfterValidator(_line)]
 
 
-class _Table(BaseModel):
+class _SubmissionTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class MethodFile(_Table):
+class MethodFile(_SubmissionTable):
     """The method of a defense or an attack, a single file beside the declaration."""
 
     file: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,60}\.py$")]
     """Name without a folder; imported as a module."""
     function: SettingName
     sha256: Annotated[str, Field(pattern=f"^{SHA256}$")]
-    """Of the file's bytes."""
+    """SHA-256 of the file's bytes."""
     settings: Settings = {}
     """Settings other than the defaults; training values of a defense too, as in a suite's entry."""
 
@@ -84,7 +84,7 @@ class MethodFile(_Table):
         return f"{self.file}:{self.function}"
 
 
-class Checkpoint(_Table):
+class Checkpoint(_SubmissionTable):
     """A trained model, which need not lie beside the declaration."""
 
     sha256: Annotated[str, Field(pattern=f"^{SHA256}$")]
@@ -92,28 +92,28 @@ class Checkpoint(_Table):
     """Name beside the declaration; None if it is too large to lie there."""
 
 
-class Declaration(_Table):
+class Declaration(_SubmissionTable):
     """Content of `SUBMISSION.toml`."""
 
     schema_: Annotated[int, Field(alias="schema")]
     handle: Annotated[str, Field(pattern=f"^{HANDLE}$")]
     """Folder of the submitter, as an account's name: lower case, digits, single hyphens."""
-    who: Line
+    who: ShortText
     licence: Annotated[str, AfterValidator(_licence)]
-    contact: Line
-    hardware: Line
-    public_data: Line
+    contact: ShortText
+    hardware: ShortText
+    public_data: ShortText
     """Public data used, for example for pretraining; "none"."""
-    command: Line
+    command: ShortText
     """Command that computed the records."""
-    kind: Kind
-    new: Line
-    """What is new, in a sentence."""
+    kind: SubmissionKind
+    new: ShortText
+    """Novelty, in a sentence."""
     suite: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]{0,80}$")]
     small: bool = False
     """True for the suite's small form."""
     suite_digest: Annotated[str, Field(pattern=f"^{SHA256}$")]
-    """Of the suite at its own seeds, without the method of the submission."""
+    """Digest of the suite at its own seeds, without the method of the submission."""
     method: MethodFile | None = None
     checkpoint: Checkpoint | None = None
 
@@ -178,7 +178,7 @@ def parse(document: dict[str, Any], file: str = NAME) -> Declaration:
         DeclarationError: with every fault.
     """
     schema = document.get("schema")
-    # Checked before the keys, which differ between schemas.
+    # CheckedSubmission before the keys, which differ between schemas.
     if type(schema) is not int or schema != SCHEMA:
         problem = f"must be {SCHEMA} for this version of the code, got {_short(schema)}"
         raise DeclarationError([Fault(file=file, field="schema", problem=problem)])

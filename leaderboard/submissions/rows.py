@@ -14,13 +14,13 @@ from ..records.manifest import Expected, Manifest
 from ..records.record import Record
 from .agreement import Agreement, fresh_seeds_agree
 from .cells import is_own
-from .check import Checked
+from .check import CheckedSubmission
 
 R = TypeVar("R", Record, Expected)
 
 
 @dataclass(frozen=True)
-class Rows:
+class BoardRows:
     """Board of submissions beside a published board.
 
     Attributes:
@@ -34,7 +34,7 @@ class Rows:
     drift: list[dict[str, Any]] = field(default_factory=list)
 
 
-def rows_beside(submissions: Sequence[Checked], published: Path | None) -> Rows:
+def rows_beside(submissions: Sequence[CheckedSubmission], published: Path | None) -> BoardRows:
     """Returns the rows that submissions add to a board.
 
     A submission's method gets its handle before its name, because methods of several handles may share a name.
@@ -47,13 +47,13 @@ def rows_beside(submissions: Sequence[Checked], published: Path | None) -> Rows:
         RecordError: a published record is bad.
     """
     if not submissions:
-        return Rows("no submission counts, so there is no row to show")
+        return BoardRows("no submission counts, so there is no row to show")
     suites = {record.suite for checked in submissions for record in checked.records}
     records, manifests = _published(published, suites)
     old = list(records)
     for checked in submissions:
         requests = [replace(m, cells=tuple(_named(checked, cell) for cell in m.cells)) for m in checked.manifests]
-        # Beside a published board its controls judge the attacks; without one, those of the submission do.
+        # Controls of a published board judge the attacks; without one, those of the submission do.
         own = [_named(checked, record) for record in (_shown(checked) if old else checked.records)]
         ids = {record.id for record in own}
         records += own
@@ -66,7 +66,7 @@ def rows_beside(submissions: Sequence[Checked], published: Path | None) -> Rows:
     if old:
         lines.append(f"drift: {len(differing)} of {len(drift)} numbers of the suite's own methods differ")
         lines += [f"  {d['submission']}: {d['cell']}, {d['metric']}: {d['reason']}" for d in differing]
-    return Rows("\n".join(lines), board.to_dict(), drift)
+    return BoardRows("\n".join(lines), board.to_dict(), drift)
 
 
 def _published(published: Path | None, suites: set[str]) -> tuple[list[Record], list[Manifest]]:
@@ -80,14 +80,14 @@ def _published(published: Path | None, suites: set[str]) -> tuple[list[Record], 
     return records, manifests
 
 
-def _shown(checked: Checked) -> list[Record]:
+def _shown(checked: CheckedSubmission) -> list[Record]:
     """Records of a submission's rows: for a defense its own, else all, because an attack is judged by every defense."""
     if checked.declaration is not None and checked.declaration.kind == "defense":
         return checked.own
     return list(checked.records)
 
 
-def _named(checked: Checked, cell: R) -> R:
+def _named(checked: CheckedSubmission, cell: R) -> R:
     """Returns a record or cell whose defense is named with the handle, unless it is none of the submission's rows."""
     if checked.declaration is None:
         return cell
@@ -98,7 +98,7 @@ def _named(checked: Checked, cell: R) -> R:
     return replace(cell, defense=replace(cell.defense, name=name))
 
 
-def _drift(checked: Checked, old: Iterable[Record]) -> list[dict[str, Any]]:
+def _drift(checked: CheckedSubmission, old: Iterable[Record]) -> list[dict[str, Any]]:
     """Comparisons of the suite's own methods in a submission with the published ones, by their seeds."""
     if checked.declaration is None:
         return []

@@ -22,12 +22,12 @@ from .signature import OF_STAMP, check_signature
 NAME, SIGNATURE = "VERIFIED.json", "VERIFIED.sig"
 SCHEMA = 1
 
-Verdict = Literal["identical", "agrees", "differs", "not judged"]
+CellVerdict = Literal["identical", "agrees", "differs", "not judged"]
 """`identical`: equal to the last digit; `agrees`: within the intervals; `not judged`: no interval decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class CellComparison:
     """Number of a record beside the same number computed again.
 
     Attributes:
@@ -52,7 +52,7 @@ class Comparison:
     again: float | None
     low: float | None = None
     high: float | None = None
-    verdict: Verdict
+    verdict: CellVerdict
     main: bool
     reason: str
 
@@ -92,7 +92,7 @@ class Stamp:
     drawn: int
     fresh: tuple[int, ...] = ()
     cells: tuple[str, ...]
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[CellComparison, ...]
 
     def __post_init__(self) -> None:
         conform(self)
@@ -114,7 +114,7 @@ class Stamp:
         return judged >= set(self.cells) and not self.differing
 
     @property
-    def differing(self) -> list[Comparison]:
+    def differing(self) -> list[CellComparison]:
         """Comparisons whose numbers differ."""
         return [comparison for comparison in self.comparisons if comparison.verdict == "differs"]
 

@@ -17,7 +17,7 @@ from leakbench.leaderboard.submissions.declaration import NAME, read_declaration
 from leakbench.leaderboard.submissions.identity import request_digest, results_digest
 from leakbench.leaderboard.submissions.signature import OF_STAMP, can_sign, sign
 from leakbench.leaderboard.submissions.stamp import NAME as STAMP
-from leakbench.leaderboard.submissions.stamp import SIGNATURE, Comparison, Stamp, read_stamp, write_stamp
+from leakbench.leaderboard.submissions.stamp import SIGNATURE, CellComparison, Stamp, read_stamp, write_stamp
 from tests.leaderboard.submissions.test_signature import make_key
 
 METHOD = "half_dp.py:half_dp"
@@ -271,7 +271,7 @@ def stamped(submission, verifier="grace", **changes):
         "drawn": 1,
         "cells": (record.id,),
         "comparisons": (
-            Comparison(
+            CellComparison(
                 cell=record.id, words="x", seeds="same", metric="accuracy", reported=0.5, again=0.5,
                 verdict="identical", main=True, reason="equal",
             ),

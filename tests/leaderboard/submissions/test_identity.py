@@ -1,6 +1,7 @@
 """The digest of a request, the seeds that follow from it, and the draw of a verification."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +74,7 @@ def test_fewer_seeds_are_the_first_of_more(digest, a, b):
     assert len(set(identity.seeds_of(digest, a))) == a
 
 
-def cells(number_of_each=6):
+def cells(number_of_each=6) -> Any:
     kinds = ("membership", "reconstruction", "utility")
     return [
         SimpleNamespace(id=f"{i:02x}{kind}{own}", kind=kind, status="ok", own=own)
@@ -83,8 +84,12 @@ def cells(number_of_each=6):
     ]
 
 
-def drawn(records, draw, number):
-    return identity.drawn_cells(records, draw, number, lambda record: record.own)
+def own(record: Any) -> bool:
+    return record.own
+
+
+def drawn(records, draw, number) -> Any:
+    return identity.drawn_cells(records, draw, number, own)
 
 
 def test_a_draw_holds_utility_and_every_kind_of_attack_of_the_method_first():
