@@ -8,8 +8,8 @@ marked, and those without an interval are not judged.
 Fresh seeds: splits, weights and noise are others, and an interval of one run does not cover how runs differ. The n
 reported runs and the m fresh runs are two samples: their means agree if the two-sided t interval of the difference,
 with pooled variance, holds 0. Its level is 5 % over all comparisons of a verification (Bonferroni), so a true
-submission is refused in at most 1 of 20 verifications, as far as runs are normal with one variance;
-`tests/leaderboard/submissions/test_agreement.py` measures the rate, for other distributions too. The pooled variance is
+submission differs in at most 1 of 20 verifications, as far as runs are normal with one variance; simulations with other
+distributions gave 3 to 7 % (`docs/submissions.md`). The pooled variance is
 at least the runs' own sampling variance, from their intervals: runs that happen to be equal are no proof of precision.
 """
 
