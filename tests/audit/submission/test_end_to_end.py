@@ -9,7 +9,7 @@ from leakbench.leaderboard.records.record import read
 from leakbench.leaderboard.submissions.signature import can_sign
 from tests.leaderboard.submissions.test_signature import make_key
 
-from .conftest import METHOD, run_command
+from .conftest import METHOD, fill, run_command
 
 
 def document(capsys, *arguments):
@@ -97,3 +97,51 @@ def test_a_signed_submission_counts_and_one_signed_by_another_key_does_not(tree,
     assert code == 0, out
     code, out, _ = run_command(capsys, "submit", submission, "--sign", eve, "--check")
     assert code == 3 and "SIGNATURE: must be a signature of this content by a key of ada" in out
+
+
+ATTACK = '''"""Loss threshold under another name."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from leakbench.attacks.core import Access, MembershipScores, ModelAccess, attack, granted
+from leakbench.attacks.core.membership.query_scores import answers
+
+if "CANARY" in os.environ:
+    Path(os.environ["CANARY"]).write_text("this file was run")
+
+
+@attack(access=Access.BLACK_BOX)
+def by_loss(target: ModelAccess, generator: torch.Generator) -> MembershipScores:
+    """Scores a candidate by its loss."""
+    candidates = granted(target.candidates)
+    scores = answers(target, candidates, 1024).gather(1, candidates.labels[:, None])[:, 0]
+    return MembershipScores(ids=candidates.ids, scores=scores, exact=False, dependence="per_model")
+'''
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["attack", "run"])
+def test_attacks_and_plain_runs_are_submitted_and_verified_alike(tiny_suite, tmp_path, monkeypatch, capsys, kind):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(ATTACK)
+    method = ("--attack", "mine.py:by_loss") if kind == "attack" else ()
+    _, drafted = document(capsys, "submit", "all", "--new", "--handle", "eve", "--suite", "tiny", *method)
+    folder = tmp_path / drafted["folder"]
+    fill(folder)
+    monkeypatch.chdir(folder)
+    words = shlex.split(drafted["command"].partition("&& leakbench ")[2])
+    code, *_ = run_command(capsys, *words, "--jobs", 1)
+    assert code == 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CANARY", str(tmp_path / "canary"))
+    code, checked = document(capsys, "submit", folder, "--check")
+    assert code == 0, checked["submissions"][0]["faults"]
+    assert not (tmp_path / "canary").exists()
+    agreed = ("--run-their-code",) if kind == "attack" else ()
+    code, verified = document(
+        capsys, "verify", folder, "--verifier", "grace", "--cells", 3, "--fresh", 0, "--jobs", 1, *agreed
+    )
+    assert code == 0 and verified["holds"] and (tmp_path / "canary").exists() == (kind == "attack")
