@@ -39,6 +39,7 @@ HUB_MAY_IMPORT = (
     "leaderboard.records.transcript_report",
     "leaderboard.records.update_report",
     "leaderboard.records.validation",
+    "leaderboard.submissions",
 )
 COMMAND_LINE_MAY_IMPORT = (*HUB_MAY_IMPORT, "leaderboard")
 # Measure the engines and closed forms against other tools; nothing imports them.
@@ -50,9 +51,9 @@ ORDER = {
     "defenses.core": ("kernels", "randomness", "plan", "gradients", "privacy", "training", "federated"),
     "audit": (
         *("isolation", "catalog", "suite", "zoo", "evidence", "scoring", "targets", "plan", "subjects", "run"),
-        *("selftest", "theory", "external", "cli"),
+        *("selftest", "theory", "external", "submission", "cli"),
     ),
-    "leaderboard": ("records", "board", "checks", "exports", "page"),
+    "leaderboard": ("records", "board", "checks", "exports", "submissions", "page"),
 }
 UPWARDS = {
     (

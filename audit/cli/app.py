@@ -35,7 +35,9 @@ from .rank import rank
 from .records import check, diff, merge, schema
 from .run import run
 from .selftest import selftest
+from .submit import submit
 from .theory import theory
+from .verify import verify
 from .zoo import app as zoo
 
 app = typer.Typer(
@@ -60,6 +62,8 @@ app.command()(theory)
 app.command()(selftest)
 app.command()(features)
 app.command()(rank)
+app.command()(submit)
+app.command()(verify)
 app.command()(doctor)
 board.command("table")(table)
 board.command("build")(build)

@@ -17,10 +17,11 @@ def run(
     defense: Annotated[list[str] | None, typer.Option(help="Only this defense; may be repeated.")] = None,
     attack: Annotated[list[str] | None, typer.Option(help="Only this attack; may be repeated.")] = None,
     add_defense: Annotated[
-        list[str] | None, typer.Option(metavar="FILE.py:NAME", help="A defense beside the suite's; may be repeated.")
+        list[str] | None,
+        typer.Option(help="A defense beside the suite's: a name, FILE.py:NAME, or a TOML table with its settings."),
     ] = None,
     add_attack: Annotated[
-        list[str] | None, typer.Option(metavar="FILE.py:NAME", help="An attack beside the suite's; may be repeated.")
+        list[str] | None, typer.Option(help="An attack beside the suite's, in the same forms; may be repeated.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where records go; results/SUITE if not given.")] = None,
     device: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -95,6 +96,18 @@ class Plan:
     def cells(self) -> list[Cell]:
         """Every cell: those of jobs in the order of the suite, then the skipped ones."""
         return [cell for job in self.jobs for cell in job.cells] + self.skipped
+
+    def only(self, ids: Collection[str]) -> Plan:
+        """Returns the part of the plan with these cells, each computed as in the whole plan.
+
+        Args:
+            ids: of cells; unknown ids are left out.
+        """
+        part = Plan()
+        for job in self.jobs:
+            part.add([cell for cell in job.cells if cell.id in ids], job.suite_digest)
+        part.skipped += [cell for cell in self.skipped if cell.id in ids]
+        return part
 
     def add(self, cells: list[Cell], suite_digest: str) -> None:
         """Adds cells of a job, without those already present: two entries may expand to the same cell."""

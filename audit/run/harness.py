@@ -8,7 +8,7 @@ loses at most the jobs in progress.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -80,6 +80,7 @@ def run(
     recompute: bool = False,
     verify: bool = False,
     command: Sequence[str] = (),
+    only: Collection[str] | None = None,
     report: Report = lambda done, total, activity: None,
 ) -> list[Record]:
     """Runs the cells of a suite that have no record yet.
@@ -95,6 +96,7 @@ def run(
         recompute: whether edited records, or records of other code, are recomputed instead of refused.
         verify: whether the numbers of existing records are recomputed from their scores.
         command: command line of the run, word by word, for the manifest; `leakbench run SUITE` if empty.
+        only: ids of cells; None for all of the suite.
         report: called with (number of cells and artifacts done, total number, latest event).
 
     Returns:
@@ -114,6 +116,7 @@ def run(
             planning.plan(suite, secure_noise=secure_noise)  # refuses bad suites before any training
             suite = tune(suite, directory, device=device, jobs=jobs, report=report, recompute=recompute)
         plan = planning.plan(suite, secure_noise=secure_noise)
+        plan = plan if only is None else plan.only(only)
         folder = directory / "records"
         read_manifests(folder)  # reports a bad manifest now, not when the board is shown
         # Hashed in the runner, before any computation: workers import the source later, when it may have been edited.

@@ -84,7 +84,8 @@ class Suite(Document):
     # Keys that each entry of `defense` sets: tuning does not change these.
     _given: tuple[frozenset[str], ...] = PrivateAttr(())
     _tuned: dict[str, tuple[dict[str, Any], str]] = PrivateAttr(default_factory=dict)
-    _added: tuple[str, ...] = PrivateAttr(())
+    # Kind, text and name of each contestant that was added.
+    _added: tuple[tuple[MethodKind, str, str], ...] = PrivateAttr(())
     _changes: tuple[Change, ...] = PrivateAttr(())
 
     @property
@@ -105,7 +106,7 @@ class Suite(Document):
     @property
     def added(self) -> tuple[str, ...]:
         """Names of the contestants that were added to those of the file."""
-        return self._added
+        return tuple(name for _, _, name in self._added)
 
     def defense_grid(self) -> list[DefenseChoice]:
         """Returns every defense with every combination of its settings, in the order of the file."""
@@ -215,36 +216,44 @@ class Suite(Document):
         return chosen
 
     def with_added(self, *, defenses: Sequence[str] = (), attacks: Sequence[str] = ()) -> Suite:
-        """Returns the suite with further contestants at their default settings, as by `--add-attack`.
+        """Returns the suite with further contestants, as by `--add-attack`.
 
         The digest stays that of the file: ids of its own cells do not depend on the list of contestants.
 
+        Args:
+            defenses: names, paths, or entries in TOML such as `{ name = "mine.py:half_dp", clip_norm = 2.0 }`.
+            attacks: the same.
+
         Raises:
-            SuiteError: no such method, one that the suite has at these settings, or a defense where nothing is trained.
+            SuiteError: no such method, a setting that it lacks, one that the suite has at these settings, or a defense
+                where nothing is trained.
         """
         if self.zoo is not None and defenses:
             raise ChoiceError(
                 f"--add-defense must go with a suite that trains, got {self.name!r}, which attacks checkpoints; run a "
                 "suite without zoo"
             )
+        if not defenses and not attacks:
+            return self
         added = self.model_copy()
         kinds: tuple[tuple[MethodKind, Sequence[str]], ...] = (("defenses", defenses), ("attacks", attacks))
         for kind, names in kinds:
             key = catalog.KINDS[kind]
             if not names:
                 continue
-            choices, wrong = expand({key: [*self._raw.get(key, []), *({"name": name} for name in names)]}, kind)
+            entries = [_entry(name) for name in names]
+            choices, wrong = expand({key: [*self._raw.get(key, []), *entries]}, kind)
             if wrong:
                 raise ChoiceError("\n".join(f"--add-{key} {', '.join(names)}: {problem}" for _, problem in wrong))
             if kind == "defenses":
                 added._defenses += tuple(tuple(DefenseChoice(**c) for c in entry) for entry in choices[-len(names) :])
-                added._given += tuple(frozenset({"name"}) for _ in names)
+                added._given += tuple(frozenset(entry) for entry in entries)
             else:
                 added._attacks += tuple(
                     tuple(AttackChoice(name=c["name"], settings=c["settings"]) for c in entry)
                     for entry in choices[-len(names) :]
                 )
-            added._added += tuple(names)
+            added._added += tuple((kind, text, entry["name"]) for text, entry in zip(names, entries, strict=True))
         return added
 
     def with_overrides(self, overrides: Sequence[str], *, seed: int | None = None) -> Suite:
@@ -275,7 +284,23 @@ class Suite(Document):
         except SuiteError as error:  # the file by itself was valid
             raise ChoiceError(str(error)) from None
         changed._changes = tuple(changes)
-        return changed
+        return changed.with_added(
+            defenses=[text for kind, text, _ in self._added if kind == "defenses"],
+            attacks=[text for kind, text, _ in self._added if kind == "attacks"],
+        )
+
+
+def _entry(text: str) -> dict[str, Any]:
+    """Returns an entry of a list of methods: a name, or a TOML table such as `{ name = "dp_sgd", clip_norm = 2.0 }`."""
+    if not text.lstrip().startswith("{"):
+        return {"name": text}
+    try:
+        document = tomllib.loads(f"entry = {text}")
+    except tomllib.TOMLDecodeError:
+        document = {}
+    if set(document) != {"entry"}:  # a text with a line break could set further keys
+        raise ChoiceError(f"an added method must be a name, a path or a TOML table with a name, got {text!r}")
+    return document["entry"]
 
 
 def _parsed(override: str) -> tuple[str, list[str], Any]:

@@ -6,6 +6,7 @@ import torch
 
 from leakbench.attacks.core import MembershipScores, Reconstruction
 from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.plan.expand import plan
 from leakbench.audit.scoring.membership import score_membership
 from leakbench.audit.scoring.reconstruction import score_reconstruction
 from leakbench.audit.scoring.utility import score_utility
@@ -567,6 +568,42 @@ def test_an_override_that_does_not_fit_is_refused(suite_of, override, sentence):
 
 
 DEALT = '{ name = "sgd", sampling = "partition" }'
+
+
+def test_a_method_that_is_added_changes_no_other_cell_and_takes_settings(suite_of):
+    suite = suite_of(SUITE)
+    entry = '{ name = "random_freeze", clip_norm = 2.0 }'
+    larger = suite.with_added(defenses=[entry], attacks=["lira"]).with_overrides(["seeds=[7]"])
+    assert [choice.name for choice in larger.defense_grid()] == ["sgd", "dp_sgd", "random_freeze"]
+    assert larger.defense_grid()[-1].settings["clip_norm"] == 2.0
+    assert [choice.name for choice in larger.attack_grid()][-1] == "lira"
+    both = [s.with_overrides(["seeds=[7]"]) for s in (suite, suite.with_added(defenses=[entry]))]
+    small, large = ({cell.id for cell in plan(s).cells} for s in both)
+    assert small < large
+    assert suite.with_added() is suite
+
+
+@subtests(
+    "entry, sentence",
+    [
+        ("dp_sdg", "did you mean 'dp_sgd'"),
+        ("dp_sgd", "repeats"),
+        ("{ name = ", "must be a name, a path or a TOML table"),
+        ('{ name = "dp_sgd" }\nseeds = [3]', "must be a name, a path or a TOML table"),
+        ('{ name = "random_freeze", surprise = 1 }', "surprise"),
+    ],
+)
+def test_a_bad_added_method_is_a_sentence(suite_of, entry, sentence):
+    with pytest.raises(SuiteError, match=sentence):
+        suite_of(SUITE).with_added(defenses=[entry])
+
+
+def test_a_part_of_a_plan_has_the_cells_asked_for_alone(suite_of):
+    whole = plan(suite_of(SUITE))
+    wanted = {whole.cells[0].id, whole.cells[-1].id, "none"}
+    part = whole.only(wanted)
+    assert {cell.id for cell in part.cells} == wanted - {"none"}
+    assert all(job.cells for job in part.jobs)
 
 
 def test_batches_that_the_data_cannot_fill_are_refused(suite_of):

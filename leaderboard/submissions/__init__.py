@@ -1,0 +1,1 @@
+"""Submissions of strangers: the file about one, its digest and seeds, signature, stamp of a verifier, and tier."""

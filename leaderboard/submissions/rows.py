@@ -1,0 +1,134 @@
+"""Rows of submissions as they will stand beside a published board, and the drift of the rows that both have."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..board.table import Board
+from ..kinds import KINDS
+from ..records.fields import Metric
+from ..records.folder import Completeness, read_folder
+from ..records.labels import key_of, public
+from ..records.manifest import Expected, Manifest
+from ..records.record import Record
+from .agreement import Agreement, fresh_seeds_agree
+from .cells import is_own
+from .check import CheckedSubmission
+
+R = TypeVar("R", Record, Expected)
+
+
+@dataclass(frozen=True)
+class BoardRows:
+    """Board of submissions beside a published board.
+
+    Attributes:
+        text: both for a terminal, with the drift.
+        board: the board as JSON values; None without rows.
+        drift: for each submission and cell that a published board has under other seeds, how they compare.
+    """
+
+    text: str
+    board: dict[str, Any] | None = None
+    drift: list[dict[str, Any]] = field(default_factory=list)
+
+
+def rows_beside(submissions: Sequence[CheckedSubmission], published: Path | None) -> BoardRows:
+    """Returns the rows that submissions add to a board.
+
+    A submission's method gets its handle before its name, because methods of several handles may share a name.
+
+    Args:
+        submissions: those that count.
+        published: folder of published records, in `records/` folders at any depth; None for none.
+
+    Raises:
+        RecordError: a published record is bad.
+    """
+    if not submissions:
+        return BoardRows("no submission counts, so there is no row to show")
+    suites = {record.suite for checked in submissions for record in checked.records}
+    records, manifests = _published(published, suites)
+    old = list(records)
+    for checked in submissions:
+        requests = [replace(m, cells=tuple(_named(checked, cell) for cell in m.cells)) for m in checked.manifests]
+        # Controls of a published board judge the attacks; without one, those of the submission do.
+        own = [_named(checked, record) for record in (_shown(checked) if old else checked.records)]
+        ids = {record.id for record in own}
+        records += own
+        manifests += [replace(m, cells=tuple(cell for cell in m.cells if cell.id in ids)) for m in requests]
+    board = Board.from_records({record.id: record for record in records}.values(), Completeness(tuple(manifests)))
+    drift = [line for checked in submissions for line in _drift(checked, old)]
+    beside = f"beside {published}" if old else "beside no published board: none has these suites"
+    differing = [line for line in drift if line["verdict"] == "differs"]
+    lines = [board.to_text(), f"rows of {len(submissions)} submissions {beside}"]
+    if old:
+        lines.append(f"drift: {len(differing)} of {len(drift)} numbers of the suite's own methods differ")
+        lines += [f"  {d['submission']}: {d['cell']}, {d['metric']}: {d['reason']}" for d in differing]
+    return BoardRows("\n".join(lines), board.to_dict(), drift)
+
+
+def _published(published: Path | None, suites: set[str]) -> tuple[list[Record], list[Manifest]]:
+    records: list[Record] = []
+    manifests: list[Manifest] = []
+    folders = sorted(path for path in published.rglob("records") if path.is_dir()) if published is not None else []
+    for path in folders:
+        folder = read_folder(path)
+        records += [record for record in folder.records if record.suite in suites]
+        manifests += [m for m in folder.complete.manifests or () if m.suite in suites]
+    return records, manifests
+
+
+def _shown(checked: CheckedSubmission) -> list[Record]:
+    """Records of a submission's rows: for a defense its own, else all, because an attack is judged by every defense."""
+    if checked.declaration is not None and checked.declaration.kind == "defense":
+        return checked.own
+    return list(checked.records)
+
+
+def _named(checked: CheckedSubmission, cell: R) -> R:
+    """Returns a record or cell whose defense is named with the handle, unless it is none of the submission's rows."""
+    if checked.declaration is None:
+        return cell
+    name, attack = f"{checked.declaration.handle}/{cell.defense.name}", cell.attack
+    own = is_own(checked.declaration, cell.defense.name, attack and attack.name)
+    if checked.declaration.kind == "defense" and not own:
+        return cell
+    return replace(cell, defense=replace(cell.defense, name=name))
+
+
+def _drift(checked: CheckedSubmission, old: Iterable[Record]) -> list[dict[str, Any]]:
+    """Comparisons of the suite's own methods in a submission with the published ones, by their seeds."""
+    if checked.declaration is None:
+        return []
+    method = checked.declaration.method
+    foreign = {record.id for record in checked.own} if method is not None else set()
+    mine = _by_cell(record for record in checked.records if record.id not in foreign)
+    theirs = _by_cell(old)
+    both = sorted(mine.keys() & theirs.keys())
+    lines = []
+    for key in both:
+        first = mine[key][0]
+        metric = KINDS[first.kind].main
+        agreement: Agreement = fresh_seeds_agree(
+            _metrics(theirs[key], metric), _metrics(mine[key], metric), looks=len(both)
+        )
+        cell = f"{first.defense.name} x {first.attack.name if first.attack else first.kind}"
+        lines.append({"submission": checked.path, "cell": cell, "metric": metric, **asdict(agreement)})
+    return lines
+
+
+def _by_cell(records: Iterable[Record]) -> dict[str, list[Record]]:
+    cells: dict[str, list[Record]] = {}
+    for record in records:
+        if record.status == "ok":
+            attack = record.attack and asdict(record.attack)
+            task = public(record.task)
+            key = (record.suite, record.kind, record.control, asdict(record.defense), dict(record.budget), attack, task)
+            cells.setdefault(key_of(key), []).append(record)
+    return cells
+
+
+def _metrics(records: Iterable[Record], name: str) -> list[Metric]:
+    return [record.metrics[name] for record in records if name in record.metrics]

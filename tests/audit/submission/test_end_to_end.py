@@ -1,0 +1,149 @@
+"""A stranger's afternoon in small: a defense by file is drafted, run, checked, signed, verified, and tampered with."""
+
+import json
+import shlex
+
+import pytest
+
+from leakbench.leaderboard.records.record import read
+from leakbench.leaderboard.submissions.signature import can_sign
+from tests.leaderboard.submissions.test_signature import make_key
+
+from .conftest import METHOD, fill, run_command
+
+
+def document(capsys, *arguments):
+    code, out, _ = run_command(capsys, *arguments, "--json")
+    return code, json.loads(out)
+
+
+def test_a_draft_prints_the_seeds_and_the_command_and_says_what_to_fill_in(tiny_suite, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(METHOD)
+    monkeypatch.setenv("CANARY", str(tmp_path / "canary"))
+    entry = '{ name = "mine.py:half_dp", clip_norm = 2.0 }'
+    arguments = ("submit", "all", "--new", "--handle", "ada", "--suite", "tiny", "--defense", entry)
+    code, drafted = document(capsys, *arguments)
+    assert code == 0 and len(drafted["seeds"]) == 2 and not (tmp_path / "canary").exists()
+    words = shlex.split(drafted["command"])
+    assert words[words.index("--add-defense") + 1] == entry and words[-2:] == ["--out", "."]
+    code, out, _ = run_command(capsys, "submit", drafted["folder"], "--check")
+    assert code == 3 and out.count("must be filled in") == 5
+    code, _, error = run_command(capsys, *arguments)
+    assert code == 2 and "is there already" in error
+
+
+def test_a_submission_counts_and_its_row_stands_beside_the_published_ones(tree, submission, capsys, tmp_path):
+    code, checked = document(capsys, "submit", submission, "--check", "--board", tree / "ada")
+    (entry,) = checked["submissions"]
+    assert code == 0 and entry["counts"] and entry["faults"] == []
+    assert entry["tier"]["tier"] == "self-reported"
+    assert any(row["defense"]["name"] == "ada/half_dp.py:half_dp" for row in checked["board"]["rows"])
+    assert {line["verdict"] for line in checked["drift"]} == {"agrees"}  # with itself
+    assert not (tmp_path / "canary").exists()
+
+
+def test_a_bad_submission_beside_it_is_set_aside_by_name(tree, submission, capsys):
+    (tree / "eve" / "0").mkdir(parents=True)
+    code, checked = document(capsys, "submit", tree, "--check")
+    by_path = {entry["path"]: entry for entry in checked["submissions"]}
+    assert code == 3 and by_path[f"ada/{submission.name}"]["counts"] and not by_path["eve/0"]["counts"]
+    assert any(row["defense"]["name"] == "ada/half_dp.py:half_dp" for row in checked["board"]["rows"])
+
+
+def test_verification_asks_before_it_runs_a_strangers_code(submission, capsys, tmp_path):
+    code, _, error = run_command(capsys, "verify", submission, "--verifier", "grace")
+    assert code == 2 and "--run-their-code" in error and not (tmp_path / "canary").exists()
+    code, _, error = run_command(capsys, "verify", submission, "--verifier", "ada", "--run-their-code")
+    assert code == 2 and "somebody else" in error
+
+
+def test_two_cells_are_verified_and_a_tampered_record_is_then_refused(tree, submission, capsys, tmp_path):
+    arguments = ("--verifier", "grace", "--cells", 2, "--fresh", 2, "--salt", "s", "--jobs", 1, "--run-their-code")
+    signing = ()
+    if can_sign():
+        key = make_key(tmp_path / "grace")
+        (tree / "verifiers").write_text(f"grace {key.with_suffix('.pub').read_text()}")
+        signing = ("--sign", key)
+    code, verified = document(capsys, "verify", submission, *arguments, *signing)
+    stamp = verified["content"]
+    assert code == 0 and verified["holds"] and (tmp_path / "canary").exists()
+    same = [line for line in stamp["comparisons"] if line["seeds"] == "same"]
+    assert {line["verdict"] for line in same} == {"identical"}  # on the same machine
+    assert {line["metric"] for line in stamp["comparisons"] if line["seeds"] == "fresh"} == {"accuracy", "auc"}
+    assert set(stamp["fresh"]).isdisjoint({read(path).seed for path in (submission / "records").glob("*.json")})
+    assert str(tmp_path) not in json.dumps(stamp)
+    code, checked = document(capsys, "submit", submission, "--check")
+    tier = checked["submissions"][0]["tier"]
+    assert code == 0 and tier["tier"] == ("verified" if signing else "self-reported")
+
+    record = next(iter((submission / "records").glob("*.json")))
+    record.write_text(record.read_text().replace('"seconds": ', '"seconds": 1'))
+    code, checked = document(capsys, "submit", submission, "--check")
+    entry = checked["submissions"][0]
+    assert code == 3 and any(record.name in fault["file"] for fault in entry["faults"])
+    assert entry["tier"]["tier"] == "self-reported"
+    code, _, error = run_command(capsys, "verify", submission, *arguments)
+    assert code == 3 and "is set aside" in error
+
+
+@pytest.mark.skipif(not can_sign(), reason="needs ssh-keygen, of OpenSSH")
+def test_a_signed_submission_counts_and_one_signed_by_another_key_does_not(tree, submission, capsys, tmp_path):
+    ada, eve = make_key(tmp_path / "ada_key"), make_key(tmp_path / "eve_key")
+    (tree / "ada" / "allowed_signers").write_text(f"ada {ada.with_suffix('.pub').read_text()}")
+    code, out, _ = run_command(capsys, "submit", submission, "--check")
+    assert code == 3 and "SIGNATURE: must be there" in out
+    code, out, _ = run_command(capsys, "submit", submission, "--sign", ada, "--check")
+    assert code == 0, out
+    code, out, _ = run_command(capsys, "submit", submission, "--sign", eve, "--check")
+    assert code == 3 and "SIGNATURE: must be a signature of this content by a key of ada" in out
+
+
+ATTACK = '''"""Loss threshold under another name."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from leakbench.attacks.core import Access, MembershipScores, ModelAccess, attack, granted
+from leakbench.attacks.core.membership.query_scores import answers
+
+if "CANARY" in os.environ:
+    Path(os.environ["CANARY"]).write_text("this file was run")
+
+
+@attack(access=Access.BLACK_BOX)
+def by_loss(target: ModelAccess, generator: torch.Generator) -> MembershipScores:
+    """Scores a candidate by its loss."""
+    candidates = granted(target.candidates)
+    scores = answers(target, candidates, 1024).gather(1, candidates.labels[:, None])[:, 0]
+    return MembershipScores(ids=candidates.ids, scores=scores, exact=False, dependence="per_model")
+'''
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["attack", "run"])
+def test_attacks_and_plain_runs_are_submitted_and_verified_alike(tiny_suite, tmp_path, monkeypatch, capsys, kind):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(ATTACK)
+    method = ("--attack", "mine.py:by_loss") if kind == "attack" else ()
+    # Seeds follow from the handle, and with 200 candidates some seeds lose a control by chance: these hold theirs.
+    handle = {"attack": "mallory", "run": "eve"}[kind]
+    _, drafted = document(capsys, "submit", "all", "--new", "--handle", handle, "--suite", "tiny", *method)
+    folder = tmp_path / drafted["folder"]
+    fill(folder)
+    monkeypatch.chdir(folder)
+    words = shlex.split(drafted["command"].partition("&& leakbench ")[2])
+    code, out, _ = run_command(capsys, *words, "--jobs", 1)
+    assert code == 0, out
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CANARY", str(tmp_path / "canary"))
+    code, checked = document(capsys, "submit", folder, "--check")
+    assert code == 0, checked["submissions"][0]["faults"]
+    assert not (tmp_path / "canary").exists()
+    agreed = ("--run-their-code",) if kind == "attack" else ()
+    code, verified = document(
+        capsys, "verify", folder, "--verifier", "grace", "--cells", 3, "--fresh", 0, "--jobs", 1, *agreed
+    )
+    assert code == 0 and verified["holds"]
