@@ -14,10 +14,10 @@ import typer
 
 from .options import BAD_FILE, FAILED, OK, Json, Recomputed, print_json
 
-Results = Annotated[list[Path], typer.Argument(help="The --out of a run, or its folder of records; may be several.")]
+Folders = Annotated[list[Path], typer.Argument(help="The --out of a run, or its folder of records; may be several.")]
 
 
-def check(folders: Results, verify: Recomputed = False, as_json: Json = False) -> int:
+def check(folders: Folders, verify: Recomputed = False, as_json: Json = False) -> int:
     """Checks folders of records from anywhere: names, sizes, seals, arrays, figures, requests, controls, text.
 
     Nothing in a folder is executed or followed. Exit 3 if a fault keeps a file off a board.
@@ -64,7 +64,7 @@ def diff(
 
 
 def merge(
-    folders: Results,
+    folders: Folders,
     out: Annotated[Path, typer.Option(help="New folder of the merged results.")],
     as_json: Json = False,
 ) -> int:

@@ -43,7 +43,7 @@ class NumberChange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class ItemChange:
     """Row or cell that differs.
 
     Attributes:
@@ -73,7 +73,7 @@ class Differences:
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
-    changed: tuple[Change, ...]
+    changed: tuple[ItemChange, ...]
     same: int
 
     def __bool__(self) -> bool:
@@ -82,7 +82,7 @@ class Differences:
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """Change of a number over all rows or cells that have it on both sides.
+    """ItemChange of a number over all rows or cells that have it on both sides.
 
     Attributes:
         name: of the metric.
@@ -246,7 +246,7 @@ def _renamed(before: Mapping[str, _Item], after: Mapping[str, _Item]) -> dict[st
     }
 
 
-def _change(before: _Item, after: _Item) -> Change:
+def _change(before: _Item, after: _Item) -> ItemChange:
     none = (None, None, None)
     names = [*before.numbers, *(name for name in after.numbers if name not in before.numbers)]
     numbers = [(name, before.numbers.get(name, none), after.numbers.get(name, none)) for name in names]
@@ -261,7 +261,7 @@ def _change(before: _Item, after: _Item) -> Change:
             fields |= {f"{name}.{key}": (old.get(key), new.get(key)) for key in keys}
         elif old != new:
             fields[name] = (old, new)
-    return Change(
+    return ItemChange(
         name=printable(before.name),
         numbers=tuple(_number(name, a, b) for name, a, b in numbers if a != b),
         fields=fields,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
-from .diff import BoardDiff, Change, Differences
+from .diff import BoardDiff, Differences, ItemChange
 from .fault import Fault
 
 WIDTH = 80
@@ -84,7 +84,7 @@ def _part(noun: str, part: Differences, width: int) -> list[str]:
     return lines
 
 
-def _words(change: Change) -> Iterator[str]:
+def _words(change: ItemChange) -> Iterator[str]:
     for number in change.numbers:
         words = f"{number.name}: {_value(*number.before)} -> {_value(*number.after)}"
         difference = "" if number.difference is None else f" ({number.difference:+.4g})"

@@ -36,7 +36,8 @@ def copied_arrays(content: bytes, number: int) -> bytes:
 def multiply(results: Path, out: Path, records: int) -> int:
     """Writes whole copies of a run until there are so many records; returns their number."""
     folder = read_folder(results)
-    (manifest,) = folder.complete.manifests or ()
+    assert folder.complete.manifests is not None
+    (manifest,) = folder.complete.manifests
     out.mkdir(parents=True)
     written = number = 0
     while written < records:
