@@ -186,7 +186,7 @@ def _row(row: Mapping[str, Any]) -> tuple[str, _Item]:
         numbers[column.field or column.key] = (estimate["value"], estimate["low"], estimate["high"])
     fields = {key: row[key] for key in ("rank", "epsilon", "noise_multiplier", "seeds", "flags", "failed", "skipped")}
     fields |= {"settings": row["defense"]["settings"], "budget": row["budget"], "task": row["task"]}
-    return key_of(identity), _Item(f"{row['suite']}: {row['label']}", numbers, fields)
+    return key_of(identity), _Item(printable(f"{row['suite']}: {row['label']}"), numbers, fields)
 
 
 def _cell(record: Record) -> tuple[str, _Item]:
@@ -214,7 +214,7 @@ def _cell(record: Record) -> tuple[str, _Item]:
     variant = "" if record.task.noise is None else f", noise {record.task.noise}"
     control = f" ({record.control} control)" if record.control else ""
     name = f"{record.suite}: {record.defense.name}{control} x {attack}{variant}, seed {record.seed}"
-    return cell_key(record), _Item(name, numbers, fields)
+    return cell_key(record), _Item(printable(name), numbers, fields)
 
 
 _Pairs = list[tuple[_Item, _Item]]
@@ -262,7 +262,7 @@ def _change(before: _Item, after: _Item) -> ItemChange:
         elif old != new:
             fields[name] = (old, new)
     return ItemChange(
-        name=printable(before.name),
+        name=before.name,
         numbers=tuple(_number(name, a, b) for name, a, b in numbers if a != b),
         fields=fields,
     )
@@ -300,6 +300,6 @@ def _drifts(pairs: _Pairs) -> Iterable[Drift]:
             changed=sum(difference != 0 for _, difference in differences),
             mean=sum(difference for _, difference in differences) / len(differences),
             largest=largest,
-            where=printable(where),
+            where=where,
             disjoint=sum(bool(number.disjoint) for _, number in both),
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from .diff import BoardDiff, Differences, ItemChange
 from .fault import Fault
+from .text import printable
 
 WIDTH = 80
 """Columns of the narrowest terminal that the lines fit."""
@@ -100,5 +101,4 @@ def _value(value: float | None, low: float | None, high: float | None) -> str:
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-    return text if len(text) <= 100 else f"{text[:97]}..."
+    return printable(value if isinstance(value, str) else json.dumps(value, sort_keys=True), 100)

@@ -342,6 +342,24 @@ HOSTILE = {
         "right-to-left override",
     ),
     "a terminal's escape": (changed(lambda d: d.update(engine="auto\x1b[2J")), ".json", "engine", "printable"),
+    "a name in letters of another alphabet": (
+        changed(lambda d: d["defense"].update(name="\u0501p_sgd")),
+        ".json",
+        "defense.name",
+        "ASCII letters",
+    ),
+    "a metric's name that is a sentence": (
+        changed(lambda d: d["metrics"].update({"Leaks nothing!": d["metrics"]["auc"]})),
+        ".json",
+        "metrics.Leaks nothing!",
+        "ASCII letters",
+    ),
+    "a bound without what judges it": (
+        changed(lambda d: (proved_above(d), d["metrics"]["epsilon_lower"]["detail"].pop("claimed"))),
+        ".json",
+        "metrics.epsilon_lower.detail",
+        "claimed must be beside",
+    ),
     "a name that leads up": (
         changed(lambda d: d["attack"].update(name="../../evil.py:f")),
         ".json",
@@ -443,7 +461,7 @@ def test_limits_refuse_files_unread(clean):
     assert examine(clean, limits=Limits(record=largest)).faults == []
     assert any("at most" in fault.problem for fault in examine(clean, limits=Limits(record=largest - 1)).faults)
     assert any("holds more" in fault.problem for fault in examine(clean, limits=Limits(files=5)).faults)
-    assert any("together" in fault.problem for fault in examine(clean, limits=Limits(bytes=largest)).faults)
+    assert any("together" in fault.problem for fault in examine(clean, limits=Limits(documents=largest)).faults)
 
 
 def test_nothing_in_a_folder_is_imported_or_run(tampered, tmp_path):
