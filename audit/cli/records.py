@@ -52,7 +52,7 @@ def diff(
     as_json: Json = False,
 ) -> int:
     """Compares two folders of records, or two boards: rows and cells, metric by metric. Exit 1 if they differ."""
-    from leakbench.leaderboard.checks.diff import diff as compare
+    from leakbench.leaderboard.checks.difference import diff as compare
     from leakbench.leaderboard.checks.report import diff_lines
 
     difference = compare(before, after)

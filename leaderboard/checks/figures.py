@@ -156,8 +156,10 @@ def _claim(record: Record) -> _Contradictions:
         yield "noise_multiplier", problem, "refused"
     if claim.epsilon is None:
         return
-    if budget.epsilon is not None and claim.epsilon > budget.epsilon * (1 + TOLERANCE) and VIOLATED not in record.flags:
-        problem = f"epsilon {claim.epsilon:.6g} is above the budget of {budget.epsilon:g}, and flags lack {VIOLATED}"
+    # The claim about a shared update is for its step alone and for another relation, and no budget limits it.
+    limit = None if KINDS[record.kind].own_task or VIOLATED in record.flags else budget.epsilon
+    if limit is not None and claim.epsilon > limit * (1 + TOLERANCE):
+        problem = f"epsilon {claim.epsilon:.6g} is above the budget of {limit:g}, and flags lack {VIOLATED}"
         yield "claim.epsilon", problem, "refused"
     if record.control != "public_only" and not record.noise_multiplier:
         problem = (

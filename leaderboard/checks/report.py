@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
-from .diff import BoardDiff, Differences, ItemChange
+from .difference import BoardDiff, Differences, ItemChange
 from .fault import Fault
 from .text import printable
 

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from leakbench.leaderboard.checks.check import check_folder, examine
-from leakbench.leaderboard.checks.limits import Limits
+from leakbench.leaderboard.checks.figures import figure_faults
+from leakbench.leaderboard.checks.limits import LIMITS, Limits
+from leakbench.leaderboard.checks.text import text_faults
+from leakbench.leaderboard.records.record import Record
 from leakbench.leaderboard.records.validation import RecordError
 
 from ...parameters import subtests
@@ -24,6 +28,15 @@ ID = "f" * 32
 
 def test_a_folder_as_a_run_wrote_it_has_no_fault(clean):
     assert check_folder(clean) == check_folder(clean / "records") == []
+
+
+def test_records_of_earlier_runs_contradict_nothing():
+    """Of other kinds and attacks than the folder above."""
+    paths = sorted((Path(__file__).parents[2] / "golden" / "records").glob("*.json"))
+    assert len(paths) >= 5
+    for path in paths:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        assert figure_faults(Record.from_values(data), "") == text_faults(data, "", LIMITS) == []
 
 
 def test_no_folder_is_an_error_of_its_own(clean, tmp_path):

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from leakbench.leaderboard.board.table import Board
-from leakbench.leaderboard.checks.diff import Differences, diff
+from leakbench.leaderboard.checks.difference import Differences, diff
 from leakbench.leaderboard.checks.report import WIDTH, diff_lines
 from leakbench.leaderboard.records.validation import RecordError
 
