@@ -228,13 +228,14 @@ def place_in(error: BaseException, path: Path) -> str:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    before = list(sys.path)
+    before, compiled = list(sys.path), sys.dont_write_bytecode
     sys.path.append(str(folder))  # at the end, so that its files shadow no library
+    sys.dont_write_bytecode = True  # a compiled file beside a submission's method would be no part of it
     importlib.invalidate_caches()
     try:
         yield
     finally:
-        sys.path[:] = before
+        sys.path[:], sys.dont_write_bytecode = before, compiled
 
 
 def _source_files(first: Path) -> list[Path]:

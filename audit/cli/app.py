@@ -68,7 +68,7 @@ app.command()(doctor)
 board.command("table")(table)
 board.command("build")(build)
 board.command("check")(check)
-board.command("diff")(diff)
+board.command()(diff)
 board.command("merge")(merge)
 board.command("schema")(schema)
 

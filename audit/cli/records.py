@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
 from functools import cache
+from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,10 +15,10 @@ import typer
 
 from .options import BAD_FILE, FAILED, OK, Json, Recomputed, print_json
 
-Results = Annotated[list[Path], typer.Argument(help="The --out of a run, or its folder of records; may be several.")]
+Folders = Annotated[list[Path], typer.Argument(help="The --out of a run, or its folder of records; may be several.")]
 
 
-def check(folders: Results, verify: Recomputed = False, as_json: Json = False) -> int:
+def check(folders: Folders, verify: Recomputed = False, as_json: Json = False) -> int:
     """Checks folders of records from anywhere: names, sizes, seals, arrays, figures, requests, controls, text.
 
     Nothing in a folder is executed or followed. Exit 3 if a fault keeps a file off a board.
@@ -52,7 +53,7 @@ def diff(
     as_json: Json = False,
 ) -> int:
     """Compares two folders of records, or two boards: rows and cells, metric by metric. Exit 1 if they differ."""
-    from leakbench.leaderboard.checks.diff import diff as compare
+    from leakbench.leaderboard.checks.difference import diff as compare
     from leakbench.leaderboard.checks.report import diff_lines
 
     difference = compare(before, after)
@@ -64,7 +65,7 @@ def diff(
 
 
 def merge(
-    folders: Results,
+    folders: Folders,
     out: Annotated[Path, typer.Option(help="New folder of the merged results.")],
     as_json: Json = False,
 ) -> int:
@@ -133,18 +134,20 @@ def _known_suite(manifest: Any) -> Any:
 @cache
 def _built_in(name: str, overrides: tuple[str, ...], secure: bool) -> Any:
     """Returns a built-in suite, with its cells if they can be listed without a search and without a download."""
+    from ..suite.small import small_forms
+
+    # Only names of files of the package: `load` would read any file for a path.
+    files = {entry.name for entry in resources.files("leakbench.benchmarks.suites").iterdir()}
+    if f"{name}.toml" not in files and name not in small_forms():
+        return None
+    # Imported here because PyTorch takes half a gigabyte, which requests of other suites do without.
     from leakbench.benchmarks import data
     from leakbench.leaderboard.checks.suites import KnownSuite
 
-    from ..catalog import methods as catalog
     from ..plan.expand import plan
     from ..run.harness import manifest_of
     from ..suite import suite as suites
-    from ..suite.small import small_forms
 
-    # Only names of the catalogue: `load` would read any file for a path.
-    if name not in catalog.names("suites") and name not in small_forms():
-        return None
     suite = suites.load(name)
     with suppress(ValueError):  # of a command that somebody else wrote
         suite = suite.with_overrides(overrides)

@@ -41,8 +41,9 @@ def figure_faults(record: Record, file: str) -> list[Fault]:
         file: its path below the checked folder.
     """
     if record.status != "ok":
-        return [Fault(file=file, field="metrics", problem=p) for p in _numbers_of_none(record)]
-    parts = (_together(record), _metrics(record), _bounds(record), _claim(record), _flags(record))
+        parts = (_nothing(record), _arrays(record))
+    else:
+        parts = (_arrays(record), _together(record), _metrics(record), _bounds(record), _claim(record), _flags(record))
     return [
         Fault(file=file, field=field, problem=problem, severity=severity)
         for part in parts
@@ -53,9 +54,17 @@ def figure_faults(record: Record, file: str) -> list[Fault]:
 _Contradictions = Iterator[tuple[str, str, Severity]]
 
 
-def _numbers_of_none(record: Record) -> Iterator[str]:
+def _nothing(record: Record) -> _Contradictions:
     if record.metrics:
-        yield f"metrics must be empty when status is {record.status!r}, got {', '.join(sorted(record.metrics))}"
+        problem = f"metrics must be empty when status is {record.status!r}, got {', '.join(sorted(record.metrics))}"
+        yield "metrics", problem, "refused"
+
+
+def _arrays(record: Record) -> _Contradictions:
+    if record.arrays is None and record.status == "ok":
+        yield "arrays", "arrays must name the file of the scores behind the numbers, got null", "refused"
+    if record.arrays not in (None, f"{record.id}.parquet"):
+        yield "arrays", f"arrays must be {record.id}.parquet, got {record.arrays}", "refused"
 
 
 def _together(record: Record) -> _Contradictions:
@@ -65,10 +74,6 @@ def _together(record: Record) -> _Contradictions:
     for name in TOGETHER.get(main, ()) if main in record.metrics else ():
         if name not in record.metrics:
             yield f"metrics.{name}", f"{name} must stand beside {main}: both are of the same scores", "refused"
-    if record.arrays is None:
-        yield "arrays", "arrays must name the file of the scores behind the numbers, got null", "refused"
-    elif record.arrays != f"{record.id}.parquet":
-        yield "arrays", f"arrays must be {record.id}.parquet, got {record.arrays}", "refused"
 
 
 def _metrics(record: Record) -> _Contradictions:
@@ -116,6 +121,11 @@ def _bounds(record: Record) -> _Contradictions:
         if claim is None or claim.epsilon is None or claim.unit == "client":
             continue  # no finite claim, or one about another unit than a record of the attack
         field, detail = f"metrics.{name}", metric.detail
+        if record.kind == "canaries" and claim.relation != detail.relation:
+            continue  # a bound for another relation of neighbors
+        if lacking := [key for key in ("value_at_verdict", "claimed") if key not in detail]:
+            yield f"{field}.detail", f"{lacking[0]} must be beside a proved bound, which it is judged by", "refused"
+            continue
         allowed = claim.epsilon if detail.claimed is None else detail.claimed
         # The bound is for replacing a record, or at a smaller delta, where the same claim allows at least as much.
         if allowed < claim.epsilon * (1 - TOLERANCE):
@@ -146,8 +156,10 @@ def _claim(record: Record) -> _Contradictions:
         yield "noise_multiplier", problem, "refused"
     if claim.epsilon is None:
         return
-    if budget.epsilon is not None and claim.epsilon > budget.epsilon * (1 + TOLERANCE) and VIOLATED not in record.flags:
-        problem = f"epsilon {claim.epsilon:.6g} is above the budget of {budget.epsilon:g}, and flags lack {VIOLATED}"
+    # The claim about a shared update is for its step alone and for another relation, and no budget limits it.
+    limit = None if KINDS[record.kind].own_task or VIOLATED in record.flags else budget.epsilon
+    if limit is not None and claim.epsilon > limit * (1 + TOLERANCE):
+        problem = f"epsilon {claim.epsilon:.6g} is above the budget of {limit:g}, and flags lack {VIOLATED}"
         yield "claim.epsilon", problem, "refused"
     if record.control != "public_only" and not record.noise_multiplier:
         problem = (

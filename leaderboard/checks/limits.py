@@ -11,7 +11,8 @@ class Limits:
 
     Attributes:
         files: number of files in the folder.
-        bytes: of all files together.
+        bytes: of all arrays together, which are read one by one.
+        documents: bytes of all records and manifests together, which are in memory at once.
         record: bytes of a record.
         manifest: bytes of a manifest.
         arrays: bytes of a file of arrays, as it lies on disk.
@@ -24,8 +25,9 @@ class Limits:
 
     files: int = 100_000
     bytes: int = 64 * 1024 * MIB
+    documents: int = 512 * MIB
     record: int = 4 * MIB
-    manifest: int = 64 * MIB
+    manifest: int = 32 * MIB
     arrays: int = 256 * MIB
     decoded: int = 1024 * MIB
     rows: int = 100_000_000

@@ -59,7 +59,8 @@ def listed(checked: Path, limits: Limits) -> Listing:
         problem = "it is a symbolic link, and those are not followed; copy the folder"
         return Listing(checked, "", names, [Fault(file="records", field="", problem=problem)])
     folder, prefix = (below, "records/") if below.is_dir() else (checked, "")
-    faults, total, count = [], 0, 0
+    faults, count = [], 0
+    total = {True: 0, False: 0}  # bytes of arrays, and of documents
     most = {RECORD: limits.record, ARRAYS: limits.arrays, MANIFEST: limits.manifest}
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -71,12 +72,14 @@ def listed(checked: Path, limits: Limits) -> Listing:
             status = entry.stat(follow_symlinks=False)
             suffix = next((suffix for suffix in NAMES if entry.name.endswith(suffix)), "")
             problem = _problem(entry.name, suffix, status, most.get(suffix, 0))
-            if not problem and total + status.st_size > limits.bytes:
-                problem = f"all files must be at most {limits.bytes} bytes together, and this one exceeds it"
+            together = limits.bytes if suffix == ARRAYS else limits.documents
+            if not problem and total[suffix == ARRAYS] + status.st_size > together:
+                noun = "arrays" if suffix == ARRAYS else "records and manifests"
+                problem = f"all {noun} must be at most {together} bytes together, and this file exceeds it"
             if problem:
                 faults.append(Fault(file=prefix + printable(entry.name), field="", problem=problem))
             else:
-                total += status.st_size
+                total[suffix == ARRAYS] += status.st_size
                 names[suffix].append(entry.name)
     return Listing(folder, prefix, {suffix: sorted(own) for suffix, own in names.items()}, faults)
 

@@ -71,7 +71,7 @@ def merge(folders: Sequence[Path], out: Path, *, known: KnownSuites | None = Non
     sources, faults, copies = _sources(folders, limits)
     if faults:
         raise MergeError(faults)
-    # Beside `out`, so that renaming it stays within a file system and is whole or not at all.
+    # A folder beside `out` is in the same file system, where renaming is whole or not at all.
     draft = out.absolute().parent / f".{out.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
     try:
         for name, path in sources.items():

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
-from .diff import BoardDiff, Change, Differences
+from .difference import BoardDiff, Differences, ItemChange
 from .fault import Fault
+from .text import printable
 
 WIDTH = 80
 """Columns of the narrowest terminal that the lines fit."""
@@ -84,7 +85,7 @@ def _part(noun: str, part: Differences, width: int) -> list[str]:
     return lines
 
 
-def _words(change: Change) -> Iterator[str]:
+def _words(change: ItemChange) -> Iterator[str]:
     for number in change.numbers:
         words = f"{number.name}: {_value(*number.before)} -> {_value(*number.after)}"
         difference = "" if number.difference is None else f" ({number.difference:+.4g})"
@@ -100,5 +101,4 @@ def _value(value: float | None, low: float | None, high: float | None) -> str:
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-    return text if len(text) <= 100 else f"{text[:97]}..."
+    return printable(value if isinstance(value, str) else json.dumps(value, sort_keys=True), 100)

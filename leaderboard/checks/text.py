@@ -9,7 +9,7 @@ from .fault import Fault
 from .limits import Limits
 
 _MARKUP = re.compile(r"<\s*[A-Za-z/!?]|javascript:|data:text/html|\]\(|&#", re.IGNORECASE)
-_NAME = re.compile(r"(?!.*\.\.)\w[\w ./:+@=,-]{0,199}")
+_NAME = re.compile(r"(?!.*\.\.)\w[\w ./:+@=,-]{0,199}", re.ASCII)
 _ABSOLUTE = re.compile(r"""(?:^|[\s"'`(=\[,;:])(?:/(?=[\w.])[\w.+-]+/|~/|[A-Za-z]:\\|\\\\\w)""")
 _NAMED = (
     ("suite",),
@@ -70,7 +70,7 @@ def _leaves(data: Any, path: tuple[str | int, ...], depth: int) -> Iterator[tupl
             return
         for key, value in data.items() if isinstance(data, dict) else enumerate(data):
             below = (*path, key)
-            if isinstance(key, str) and not key.isidentifier():
+            if isinstance(key, str) and not (key.isascii() and key.isidentifier() and len(key) < 100):
                 yield below, key
             if not isinstance(value, float) and value is not None:
                 yield from _leaves(value, below, depth - 1)
@@ -87,11 +87,16 @@ def _problem(text: str, path: tuple[str | int, ...], limits: Limits) -> str:
         return f"text must have printable characters in reading order, got {name.lower()} in {printable(text, 60)!r}"
     if ("<" in text or ":" in text or "](" in text or "&#" in text) and _MARKUP.search(text):
         return f"text must be without markup, got {printable(text, 60)!r}"
-    if path in _NAMED and text and not _NAME.fullmatch(text):
-        return f"a name must be of letters, digits and ./:+@=,- without '..', got {printable(text, 60)!r}"
+    # Letters of other alphabets may look like the letters of a known name.
+    if _is_name(path) and text and not _NAME.fullmatch(text):
+        return f"a name must be of ASCII letters, digits and ./:+@=,- without '..', got {printable(text, 60)!r}"
     if ("/" in text or "\\" in text) and _ABSOLUTE.search(text):
         return f"it holds a path of the machine that wrote it, which a board would publish: {printable(text, 60)!r}"
     return ""
+
+
+def _is_name(path: tuple[str | int, ...]) -> bool:
+    return path in _NAMED or path[0] == "flags" or (path[0] == "metrics" and len(path) == 2)
 
 
 def _plain(character: str) -> bool:

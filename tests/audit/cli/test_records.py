@@ -9,7 +9,9 @@ from jsonschema import Draft202012Validator
 
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.run.harness import manifest_of
+from leakbench.audit.scoring import shift
 from leakbench.audit.suite import suite as suites
+from leakbench.leaderboard.checks import figures
 from leakbench.leaderboard.records.files import digest_of_bytes
 from leakbench.leaderboard.records.manifest import write_manifest
 from leakbench.leaderboard.records.record import SEAL
@@ -80,6 +82,10 @@ def test_faults_fit_eighty_columns_and_every_folder_is_checked(command, results,
     assert code == 3 and any("metrics.auc.value" in line for line in lines)
     assert max(len(line) for line in lines if not line.startswith("/")) <= 80  # the last line names the folder
     assert "2 faults refused" not in lines[-1] and lines[-1].endswith("1 flagged")
+
+
+def test_a_shift_is_flagged_at_the_level_of_its_test():
+    assert figures.SHIFTED == shift.LEVEL
 
 
 def test_a_folder_that_is_not_there_is_one_sentence(command):

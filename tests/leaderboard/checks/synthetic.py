@@ -3,7 +3,8 @@
     python tests/leaderboard/checks/synthetic.py RESULTS OUT --records 10000
     /usr/bin/time -v leakbench leaderboard check OUT
 
-Each copy of the run has settings, ids, arrays and seals of its own, and its own request, so that OUT has no fault.
+Each copy of the run has settings, ids, arrays and seals of its own, and its own request, so that OUT has no fault. Its
+suite is no built-in one, whose cells the command would resolve with PyTorch.
 """
 
 import argparse
@@ -36,14 +37,15 @@ def copied_arrays(content: bytes, number: int) -> bytes:
 def multiply(results: Path, out: Path, records: int) -> int:
     """Writes whole copies of a run until there are so many records; returns their number."""
     folder = read_folder(results)
-    (manifest,) = folder.complete.manifests or ()
+    assert folder.complete.manifests is not None
+    (manifest,) = folder.complete.manifests
     out.mkdir(parents=True)
     written = number = 0
     while written < records:
         for record in folder.records:
             identifier = copied_id(record.id, number)
             defense = replace(record.defense, settings=record.defense.settings | {"copy": number})
-            fields = {"id": identifier, "defense": defense}
+            fields = {"id": identifier, "suite": "synthetic", "defense": defense}
             if record.arrays is not None:
                 content = copied_arrays((folder.path / record.arrays).read_bytes(), number)
                 (out / f"{identifier}.parquet").write_bytes(content)
@@ -58,7 +60,7 @@ def multiply(results: Path, out: Path, records: int) -> int:
             )
             for cell in manifest.cells
         )
-        request = replace(manifest, cells=cells)
+        request = replace(manifest, suite="synthetic", cells=cells)
         (out / request.name).write_text(json.dumps(dataclasses.asdict(request)), encoding="utf-8")
         number += 1
     return written

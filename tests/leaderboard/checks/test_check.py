@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from leakbench.leaderboard.checks.check import check_folder, examine
-from leakbench.leaderboard.checks.limits import Limits
+from leakbench.leaderboard.checks.figures import figure_faults
+from leakbench.leaderboard.checks.limits import LIMITS, Limits
+from leakbench.leaderboard.checks.text import text_faults
+from leakbench.leaderboard.records.record import Record
 from leakbench.leaderboard.records.validation import RecordError
 
 from ...parameters import subtests
@@ -24,6 +28,15 @@ ID = "f" * 32
 
 def test_a_folder_as_a_run_wrote_it_has_no_fault(clean):
     assert check_folder(clean) == check_folder(clean / "records") == []
+
+
+def test_records_of_earlier_runs_contradict_nothing():
+    """Of other kinds and attacks than the folder above."""
+    paths = sorted((Path(__file__).parents[2] / "golden" / "records").glob("*.json"))
+    assert len(paths) >= 5
+    for path in paths:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        assert figure_faults(Record.from_values(data), "") == text_faults(data, "", LIMITS) == []
 
 
 def test_no_folder_is_an_error_of_its_own(clean, tmp_path):
@@ -342,6 +355,24 @@ HOSTILE = {
         "right-to-left override",
     ),
     "a terminal's escape": (changed(lambda d: d.update(engine="auto\x1b[2J")), ".json", "engine", "printable"),
+    "a name in letters of another alphabet": (
+        changed(lambda d: d["defense"].update(name="\u0501p_sgd")),
+        ".json",
+        "defense.name",
+        "ASCII letters",
+    ),
+    "a metric's name that is a sentence": (
+        changed(lambda d: d["metrics"].update({"Leaks nothing!": d["metrics"]["auc"]})),
+        ".json",
+        "metrics.Leaks nothing!",
+        "ASCII letters",
+    ),
+    "a bound without what judges it": (
+        changed(lambda d: (proved_above(d), d["metrics"]["epsilon_lower"]["detail"].pop("claimed"))),
+        ".json",
+        "metrics.epsilon_lower.detail",
+        "claimed must be beside",
+    ),
     "a name that leads up": (
         changed(lambda d: d["attack"].update(name="../../evil.py:f")),
         ".json",
@@ -443,7 +474,7 @@ def test_limits_refuse_files_unread(clean):
     assert examine(clean, limits=Limits(record=largest)).faults == []
     assert any("at most" in fault.problem for fault in examine(clean, limits=Limits(record=largest - 1)).faults)
     assert any("holds more" in fault.problem for fault in examine(clean, limits=Limits(files=5)).faults)
-    assert any("together" in fault.problem for fault in examine(clean, limits=Limits(bytes=largest)).faults)
+    assert any("together" in fault.problem for fault in examine(clean, limits=Limits(documents=largest)).faults)
 
 
 def test_nothing_in_a_folder_is_imported_or_run(tampered, tmp_path):

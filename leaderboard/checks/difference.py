@@ -43,7 +43,7 @@ class NumberChange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class ItemChange:
     """Row or cell that differs.
 
     Attributes:
@@ -73,7 +73,7 @@ class Differences:
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
-    changed: tuple[Change, ...]
+    changed: tuple[ItemChange, ...]
     same: int
 
     def __bool__(self) -> bool:
@@ -82,7 +82,7 @@ class Differences:
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """Change of a number over all rows or cells that have it on both sides.
+    """ItemChange of a number over all rows or cells that have it on both sides.
 
     Attributes:
         name: of the metric.
@@ -186,7 +186,7 @@ def _row(row: Mapping[str, Any]) -> tuple[str, _Item]:
         numbers[column.field or column.key] = (estimate["value"], estimate["low"], estimate["high"])
     fields = {key: row[key] for key in ("rank", "epsilon", "noise_multiplier", "seeds", "flags", "failed", "skipped")}
     fields |= {"settings": row["defense"]["settings"], "budget": row["budget"], "task": row["task"]}
-    return key_of(identity), _Item(f"{row['suite']}: {row['label']}", numbers, fields)
+    return key_of(identity), _Item(printable(f"{row['suite']}: {row['label']}"), numbers, fields)
 
 
 def _cell(record: Record) -> tuple[str, _Item]:
@@ -214,7 +214,7 @@ def _cell(record: Record) -> tuple[str, _Item]:
     variant = "" if record.task.noise is None else f", noise {record.task.noise}"
     control = f" ({record.control} control)" if record.control else ""
     name = f"{record.suite}: {record.defense.name}{control} x {attack}{variant}, seed {record.seed}"
-    return cell_key(record), _Item(name, numbers, fields)
+    return cell_key(record), _Item(printable(name), numbers, fields)
 
 
 _Pairs = list[tuple[_Item, _Item]]
@@ -246,7 +246,7 @@ def _renamed(before: Mapping[str, _Item], after: Mapping[str, _Item]) -> dict[st
     }
 
 
-def _change(before: _Item, after: _Item) -> Change:
+def _change(before: _Item, after: _Item) -> ItemChange:
     none = (None, None, None)
     names = [*before.numbers, *(name for name in after.numbers if name not in before.numbers)]
     numbers = [(name, before.numbers.get(name, none), after.numbers.get(name, none)) for name in names]
@@ -261,8 +261,8 @@ def _change(before: _Item, after: _Item) -> Change:
             fields |= {f"{name}.{key}": (old.get(key), new.get(key)) for key in keys}
         elif old != new:
             fields[name] = (old, new)
-    return Change(
-        name=printable(before.name),
+    return ItemChange(
+        name=before.name,
         numbers=tuple(_number(name, a, b) for name, a, b in numbers if a != b),
         fields=fields,
     )
@@ -300,6 +300,6 @@ def _drifts(pairs: _Pairs) -> Iterable[Drift]:
             changed=sum(difference != 0 for _, difference in differences),
             mean=sum(difference for _, difference in differences) / len(differences),
             largest=largest,
-            where=printable(where),
+            where=where,
             disjoint=sum(bool(number.disjoint) for _, number in both),
         )
