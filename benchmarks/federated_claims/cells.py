@@ -1,8 +1,8 @@
 """Cells of federated suites: values of each method by noise multiplier and seed, read from folders of results.
 
-Records are of the same setting if suite, data, model, sizes, batch and clients agree, whoever is attacked. Seeds of a suite may lie in
-several folders. Clip norm and learning rate may differ between methods and seeds, where they were chosen separately;
-other settings of a method may not, nor the data of a seed.
+Records are of the same setting if suite, data, model, sizes, batch and clients agree, whoever is attacked. Seeds of a
+suite may lie in several folders. Clip norm and learning rate may differ between methods and seeds, where they were
+chosen separately; other settings of a method may not, nor the data of a seed.
 """
 
 from __future__ import annotations
