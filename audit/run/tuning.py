@@ -248,11 +248,11 @@ def _check_trial(suite: Suite, point: Artifact) -> None:
     if suite.tune is None or request is None:
         return
     splits = load_data(suite.task.data, suite.tune.seed, _on_public(suite.task).sizes)
-    own, _, rest = _dealt(splits, point.request)
+    own, _, readable = _dealt(splits, point.request)
     public = splits.public
     clients = Split(ids=public.ids[own], inputs=public.inputs[own], labels=public.labels[own])
     try:
-        check_trial(request, point.request["trial"], len(splits.private), clients, len(rest))
+        check_trial(request, point.request["trial"], len(splits.private), clients, len(readable))
     except ValueError as error:
         raise SuiteError(f"{suite.source}: tune: {error}") from None
 

@@ -1,8 +1,8 @@
 """Cells of federated suites: values of each method by noise multiplier and seed, read from folders of results.
 
-Records are of the same setting if suite, data, model, sizes, batch and clients agree. Seeds of a suite may lie in
-several folders. Clip norm and learning rate may differ between methods and seeds, where they were chosen separately;
-other settings of a method may not, nor the data of a seed.
+Records are of the same setting if suite, data, model, sizes, batch and clients agree, whoever is attacked. Seeds of a
+suite may lie in several folders. Clip norm and learning rate may differ between methods and seeds, where they were
+chosen separately; other settings of a method may not, nor the data of a seed.
 """
 
 from __future__ import annotations
@@ -140,6 +140,8 @@ def settings_of(records: Sequence[Record]) -> list[SuiteResults]:
         # `client_sizes`, schedules and settings of a method are not part of the setting.
         names = ("data", "model", "model_settings", "private", "non_member", "public", "batch", "sampling", "federated")
         common = {name: task.get(name) for name in names}
+        # The attacked client has no part in the training, and a record without attacks may lack the key.
+        common["federated"] = {key: value for key, value in task["federated"].items() if key != "attacked"}
         key = json.dumps([record.suite, common], sort_keys=True)
         _add(settings.setdefault(key, SuiteResults(record.suite, common)), record, task)
     several: dict[str, int] = {}

@@ -174,11 +174,11 @@ def intervals(row: Row, metric: KnownMetric = ACCURACY) -> dict[int, Interval]:
         metric: of models.
     """
     records = {seed: r for cell in row.cells if cell.kind == metric.kind for seed, r in cell.records.items()}
-    measured = {seed: record.metrics.get(metric.name) for seed, record in records.items()}
+    measured = {seed: record.metrics[metric.name] for seed, record in records.items() if metric.name in record.metrics}
     return {
-        seed: Interval(value=found.value, low=found.low, high=found.high)
-        for seed, found in measured.items()
-        if found is not None and found.value is not None and found.low is not None and found.high is not None
+        seed: Interval(value=own.value, low=own.low, high=own.high)
+        for seed, own in measured.items()
+        if own.value is not None and own.low is not None and own.high is not None
     }
 
 

@@ -363,6 +363,16 @@ def test_settings_of_one_suite_have_names_of_their_own():
     assert [setting.suite for setting in two] == ["toy", "toy (2)"]
 
 
+def test_records_that_differ_in_the_attacked_client_alone_are_of_one_setting():
+    clients = {"clients": 4, "split": "iid", "rounds": 2, "local_steps": 3}
+    attacked = [{}, {"attacked": None}, {"attacked": 1}]
+    records = [
+        record("fed_avg", seed, 0.5 + seed / 10, task={"federated": clients | own}) for seed, own in enumerate(attacked)
+    ]
+    (setting,) = settings_of(records)
+    assert setting.suite == "toy" and setting.of(4.0, "fed_avg") == pytest.approx({0: 0.5, 1: 0.6, 2: 0.7})
+
+
 def test_bytes_are_the_closed_forms_and_the_claim_is_about_one_way():
     up, both = direct.bytes_of_messages()
     assert (up.verdict, both.verdict) == ("holds", "does not hold")

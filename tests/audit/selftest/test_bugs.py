@@ -88,6 +88,12 @@ CORRECT = {
 } | {name: partial(of_catalogue, name) for name in certificate.representatives()}
 
 
+def test_the_page_names_every_defense_that_the_self_test_runs():
+    text = (ROOT / "docs/selftest.md").read_text(encoding="utf-8")
+    assert [name for name in certificate.representatives() if f"`{name}`" not in text] == []
+    assert f"which are {len(certificate.representatives())};" in text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", CORRECT)
 def test_a_correct_trainer_is_not_accused(trainer):
