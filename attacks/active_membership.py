@@ -70,7 +70,7 @@ def active_membership(target: ActiveServer, generator: torch.Generator, *, norm:
             break
     evidence = MessageEvidence(granted(target.candidates))
     for _ in range(target.calls):
-        message = granted(target.release)(best)
+        message = granted(target.release)(best, None)
         if not isinstance(message, SeenMessage):
             raise NotApplicable("the client's records are not asked about here, and its message shows no candidates")
         evidence.add(message)

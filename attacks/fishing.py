@@ -9,11 +9,13 @@ is left. It is inverted as a batch of one by `bias_division`.
 
 Deviation: u is the ridge regression of class c on the features of public examples instead of a single feature, because
 examples of other classes must stay below theta. Without noise an example is known to be alone by the rank of the first
-layer's gradient, so theta is bisected over the quantiles of public examples of c. Contributions of other examples to
+layer's gradient, so theta is bisected, from the quantile of public examples of c that leaves one. Contributions of other examples to
 the first layer are 0 rather than small, so clipping, which no longer lets an example outweigh the rest of a batch, does
 not bring them back; the noise is what is left in the way.
 Caveat: the labels of the batch are given, and the rarest class is fished for; a server without them would try classes.
 """
+
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -65,14 +67,9 @@ def fishing(target: ActiveServer, generator: torch.Generator) -> Reconstruction:
     weight, bias = last_layer(target.network(), tuple(sent))
     counts = torch.bincount(labels, minlength=target.classes)
     label = int(torch.where(counts > 0, counts, len(labels) + 1).argmin())
-    lower, upper = 0.0, 1.0
+    feature = None if counts[label] == 1 else _Feature.of(target, label, int(counts[label]), weight, bias)
     for _ in range(target.calls):
-        if counts[label] == 1:
-            layer = _of_class(target, label, weight, bias)
-        else:
-            # The first quantile is that of one example in as many as the class has.
-            level = 1 / int(counts[label]) if (lower, upper) == (0.0, 1.0) else (lower + upper) / 2
-            layer = _of_feature(target, label, level, weight, bias)
+        layer = _of_class(target, label, weight, bias) if feature is None else feature.layer(target, label)
         observed = granted(target.release)(sent | layer, None)
         if not isinstance(observed, Observation):
             raise NotApplicable("the client's examples are not sought here, and its message is none of a batch")
@@ -80,13 +77,13 @@ def fishing(target: ActiveServer, generator: torch.Generator) -> Reconstruction:
         try:
             return _labelled(bias_division(alone, generator), label)
         except InconsistentObservation:  # several examples are left
-            if counts[label] == 1:
+            if feature is None:
                 raise
-            upper = level
+            feature = feature.between(feature.lower, feature.threshold)
         except NotApplicable as reason:
-            if counts[label] == 1 or "zero upstream gradient" not in str(reason):
+            if feature is None or "zero upstream gradient" not in str(reason):
                 raise
-            lower = level
+            feature = feature.between(feature.threshold, feature.upper)
     nothing = torch.zeros(0, *target.input_shape).to(next(iter(sent.values())))
     none = torch.zeros(0, dtype=torch.int64, device=nothing.device)
     return Reconstruction(inputs=nothing, labels=none, objective=1.0, status="degraded")
@@ -103,32 +100,61 @@ def _of_class(target: ActiveServer, label: int, weight: str, bias: str) -> dict[
     return {weight: rows, bias: biases}
 
 
-def _of_feature(target: ActiveServer, label: int, level: float, weight: str, bias: str) -> dict[str, Tensor]:
-    """Returns a last layer under which examples of a class below a quantile of their score alone send a gradient.
+@dataclass(frozen=True, kw_only=True)
+class _Feature:
+    """A score of the last layer's inputs and the threshold below which examples of a class send a gradient.
 
-    Args:
-        target: the client.
-        label: the class.
-        level: of the quantile among public examples of the class.
-        weight: name of the last layer's weight.
-        bias: of its bias.
+    Attributes:
+        names: of the last layer's weight and bias.
+        direction: u, coefficients of the score.
+        slope: beta, of the logit in the score.
+        threshold: theta.
+        lower: threshold below which no example is.
+        upper: threshold below which several examples are.
     """
-    parameters, public = granted(target.parameters), granted(target.population)
-    own = public.labels == label
-    if not bool(own.any()):
-        raise NotApplicable(f"public examples must be of the class that is fished for, {label}, and none is")
-    features = _features(target, public.inputs, weight, bias).double()
-    center = features.mean(dim=0)
-    centered, wanted = features - center, own.double() - own.double().mean()
-    gram = centered.T @ centered
-    ridge = _RIDGE * gram.diagonal().mean().clamp(min=1e-12) * torch.eye(len(gram)).to(gram)
-    direction = torch.linalg.solve(gram + ridge, centered.T @ wanted)
-    scores = features @ direction
-    threshold = float(scores[own].quantile(level))
-    slope = _CERTAIN * _STEPS / float((scores.max() - scores.min()).clamp(min=1e-12))
-    rows, biases = torch.zeros_like(parameters[weight]), torch.zeros_like(parameters[bias])
-    rows[label], biases[label] = (slope * direction).to(rows), -slope * threshold
-    return {weight: rows, bias: biases}
+
+    names: tuple[str, str]
+    direction: Tensor
+    slope: float
+    threshold: float
+    lower: float
+    upper: float
+
+    @classmethod
+    def of(cls, target: ActiveServer, label: int, count: int, weight: str, bias: str) -> "_Feature":
+        """Fits the score to public examples; the first threshold leaves one of `count` examples below it on average."""
+        public = granted(target.population)
+        own = public.labels == label
+        if not bool(own.any()):
+            raise NotApplicable(f"public examples must be of the class that is fished for, {label}, and none is")
+        features = _features(target, public.inputs, weight, bias).double()
+        centered, wanted = features - features.mean(dim=0), own.double() - own.double().mean()
+        gram = centered.T @ centered
+        ridge = _RIDGE * gram.diagonal().mean().clamp(min=1e-12) * torch.eye(len(gram)).to(gram)
+        direction = torch.linalg.solve(gram + ridge, centered.T @ wanted)
+        scores = features @ direction
+        least, most = float(scores.min()), float(scores.max())
+        spread = max(most - least, 1e-12)
+        return cls(
+            names=(weight, bias),
+            direction=direction,
+            slope=_CERTAIN * _STEPS / spread,
+            threshold=float(scores[own].quantile(1 / count)),
+            lower=least - spread,
+            upper=most + spread,
+        )
+
+    def between(self, lower: float, upper: float) -> "_Feature":
+        """Returns the same score with the threshold in the middle of two others."""
+        return replace(self, threshold=(lower + upper) / 2, lower=lower, upper=upper)
+
+    def layer(self, target: ActiveServer, label: int) -> dict[str, Tensor]:
+        """Returns the last layer under which examples of a class below the threshold alone send a gradient."""
+        weight, bias = self.names
+        parameters = granted(target.parameters)
+        rows, biases = torch.zeros_like(parameters[weight]), torch.zeros_like(parameters[bias])
+        rows[label], biases[label] = (self.slope * self.direction).to(rows), -self.slope * self.threshold
+        return {weight: rows, bias: biases}
 
 
 def _features(target: ActiveServer, inputs: Tensor, weight: str, bias: str) -> Tensor:
