@@ -1,6 +1,6 @@
 """Active membership inference: the server sends a model at which every record's gradient is large, then tests.
 
-Nasr, Shokri & Houmansadr, "Comprehensive Privacy Analysis of Deep Learning", IEEE S&P 2019, for the active server, which
+Nasr, Shokri & Houmansadr, "Comprehensive Privacy Analysis of Deep Learning", IEEE S&P 2019, for the active server that
 changes the parameters that it sends; Neyman & Pearson 1933 for the test, the likelihood ratio of `message_likelihood`.
 Under DP-SGD a record's contribution has a norm of at most C, and one that is learned has less: an honest model may
 hide it. The model sent here gives every class the same logit, so that the gradient of the last layer is at least
@@ -37,7 +37,7 @@ _NEARLY_ALL = 0.01  # quantile of the gradient norms of public examples that mus
     controls=Controls.MODEL,
 )
 def active_membership(target: ActiveServer, generator: torch.Generator, *, norm: float = 2.0) -> MembershipScores:
-    """Sums the log likelihood ratio of "a record of the client" against "not" over messages at a model of large gradients.
+    """Sums the log likelihood ratio of "a record of the client" against "not", at a model of large gradients.
 
     Args:
         target: the client, asked as often as it answers.

@@ -9,9 +9,9 @@ is left. It is inverted as a batch of one by `bias_division`.
 
 Deviation: u is the ridge regression of class c on the features of public examples instead of a single feature, because
 examples of other classes must stay below theta. Without noise an example is known to be alone by the rank of the first
-layer's gradient, so theta is bisected, from the quantile of public examples of c that leaves one. Contributions of other examples to
-the first layer are 0 rather than small, so clipping, which no longer lets an example outweigh the rest of a batch, does
-not bring them back; the noise is what is left in the way.
+layer's gradient, so theta is bisected, from the quantile of public examples of c that leaves one. Contributions of
+other examples to the first layer are 0 rather than small. So clipping, under which no example outweighs the rest of a
+batch, does not bring them back, and only noise hides the example.
 Caveat: the labels of the batch are given, and the rarest class is fished for; a server without them would try classes.
 """
 
@@ -128,10 +128,10 @@ class _Feature:
         if not bool(own.any()):
             raise NotApplicable(f"public examples must be of the class that is fished for, {label}, and none is")
         features = _features(target, public.inputs, weight, bias).double()
-        centered, wanted = features - features.mean(dim=0), own.double() - own.double().mean()
+        centered, indicator = features - features.mean(dim=0), own.double() - own.double().mean()
         gram = centered.T @ centered
         ridge = _RIDGE * gram.diagonal().mean().clamp(min=1e-12) * torch.eye(len(gram)).to(gram)
-        direction = torch.linalg.solve(gram + ridge, centered.T @ wanted)
+        direction = torch.linalg.solve(gram + ridge, centered.T @ indicator)
         scores = features @ direction
         least, most = float(scores.min()), float(scores.max())
         spread = max(most - least, 1e-12)

@@ -20,6 +20,7 @@ that some images share them.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from jaxtyping import Bool, Float
@@ -166,20 +167,20 @@ def _occupied(layer: LayerRows, eps: float) -> _Bins:
     rounding = ROUNDING * eps * float(layer.values[:, -1].abs().max())
     rows = [*layer.observed[:, -1].nonzero()[:, 0].tolist(), count]
     bins, strength = [], []
-    for a, b in zip(rows, rows[1:], strict=False):
+    for a, b in pairwise(rows):
         step, noise = float((values[a] - values[b])[-1]), float((variance[a] + variance[b])[-1].sqrt())
         if abs(step) > max(SIGNIFICANT * noise, rounding):
             bins.append((a, b))
             strength.append(abs(step) / max(noise, rounding))
-    index, seen = torch.arange(count, device=values.device)[:, None], layer.observed[:, :-1]
+    index, shown = torch.arange(count, device=values.device)[:, None], layer.observed[:, :-1]
     images, known, errors = (values.new_zeros(len(bins), values.shape[1] - 1) for _ in range(3))
     pixels = torch.arange(values.shape[1] - 1, device=values.device)
     for number, (a, b) in enumerate(bins):
-        above = torch.where(seen & (index <= a), index, -1).amax(dim=0)
-        below = torch.where(seen & (index >= b), index, count).amin(dim=0)
+        above = torch.where(shown & (index <= a), index, -1).amax(dim=0)
+        below = torch.where(shown & (index >= b), index, count).amin(dim=0)
         alone = above >= 0
-        for other in bins[:number] + bins[number + 1 :]:
-            alone &= (other[1] <= above) | (other[0] >= below)
+        for first, last in bins[:number] + bins[number + 1 :]:
+            alone &= (last <= above) | (first >= below)
         above = above.clamp(min=0)
         step = (values[a] - values[b])[-1]
         image = (values[above, pixels] - values[below, pixels]) / step

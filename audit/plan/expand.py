@@ -309,7 +309,9 @@ def _add(plan: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
         if trained.never_saw and choice.name != BASELINE:
             continue  # images have a single negative control, without noise, which would show an unsound attack best
         if suite.federated is None and aimed.active:
-            why = why or f"{aimed.choice.name} needs a client that trains from a server's model; add a [federated] table"
+            why = (
+                why or f"{aimed.choice.name} needs a client that trains from a server's model; add a [federated] table"
+            )
         if suite.share is None:
             why = why or f"{aimed.choice.name} needs a shared update, and the suite has no [share] table"
         why = why or (_cannot_share(trained.defense, suite) if suite.federated is None else cannot_send(suite, choice))
@@ -332,7 +334,9 @@ def _reads_more(aimed: _Aimed, table: FederatedTable) -> str:
         return f"{aimed.choice.name} needs {access} access to a training, which federated runs do not offer"
     if row.needs is not None and Knows.SHADOWS in method.requires.knows:
         return f"{aimed.choice.name} needs shadow models, and none are trained by clients"
-    if row.of_clients in ("messages", "last message", "chosen models") and (hidden := hides_messages(table, aimed.choice.name)):
+    if row.of_clients in ("messages", "last message", "chosen models") and (
+        hidden := hides_messages(table, aimed.choice.name)
+    ):
         return hidden
     if row.of_clients == "last message" and table.local_steps != 1:
         return (

@@ -33,7 +33,7 @@ from ..scoring.truth import GroundTruth
 from ..scoring.utility import losses, score_utility
 from ..targets.candidates import Candidates, copied
 from ..targets.observe import FinalView, logits_of
-from .active_membership import active_membership
+from .chosen_rounds import membership_at_chosen_models
 from .client_attacks import client_membership, client_property
 from .federated_run import ClientsRun
 from .membership import data_flags, scored_membership
@@ -56,7 +56,7 @@ class FederatedModel:
         if self.model.request.control == "public_only":
             return self._public_only()
         if _chooses_models(cell):
-            outcome = active_membership(self.model, cell)
+            outcome = membership_at_chosen_models(self.model, cell)
             return replace(outcome, task=self._resolved | outcome.task)
         answer = _KINDS[cell.kind](self.model, cell)
         model, run = self.model, self.model.run

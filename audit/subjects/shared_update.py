@@ -95,7 +95,7 @@ class SharedUpdates:
         # One source for all targets: separate sources would have the same key, and repeat the noise.
         noise = request.seeds.noise_source()
         attacked = [self._attacked(cell, image, defense, noise) for image in range(update.images)]
-        # Of an active server, which may send fewer models to one target than to another, the one with the most.
+        # An active server may send fewer models to some targets than to others: the claim is that of the most.
         last = max((target.shared for target in reversed(attacked)), key=_releases)
         # Targets are disjoint batches, each with a separate update: a single ledger is the cost to each of them.
         claim = asdict(last.claim(request.budget.delta))

@@ -170,7 +170,9 @@ class ActiveRounds:
         self._models.begin()
         sent = self._message(network, self._models.made)
         if self._messages and any(entry.row is not None for entry in sent.ledger.entries):
-            raise NotApplicable("noise that is correlated over rounds must be of one stream, and a second model is sent")
+            raise NotApplicable(
+                "noise that is correlated over rounds must be of one stream, and a second model is sent"
+            )
         self._messages.append(sent)
         return sent.observation
 

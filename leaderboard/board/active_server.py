@@ -134,4 +134,3 @@ def _claim(records: Iterable[Record]) -> str:
     epsilons = [claim.epsilon for claim in claims]
     finite = [epsilon for epsilon in epsilons if epsilon is not None]
     return "∞" if len(finite) < len(epsilons) else f"{max(finite):.2f}"
-

@@ -396,7 +396,13 @@ def messages(*, seed: int = 0, noise: float, rounds: int = 4, count: int = 400) 
 
 
 def active_target(
-    *, net: str = "relu", seed: int = 0, noise: float = 0.0, count: int = 1, clip_norm: float | None = None, calls: int = 1
+    *,
+    net: str = "relu",
+    seed: int = 0,
+    noise: float = 0.0,
+    count: int = 1,
+    clip_norm: float | None = None,
+    calls: int = 1,
 ) -> tuple[ActiveServer, Examples]:
     """A client of some images that answers to chosen models without a block, and the truth: its images."""
     batch = examples(count, (1, 8, 8), seed=seed)

@@ -63,7 +63,11 @@ def layer_rows(
             factors = factors.to(released)
             at, factors, numbers = at[factors != 0], factors[factors != 0], (factors != 0).nonzero()[:, 0] + part.start
             _refuse_twice(observed[at])
-            values[at], variance[at], observed[at] = released[numbers] / factors, (std[numbers] / factors).square(), True
+            values[at], variance[at], observed[at] = (
+                released[numbers] / factors,
+                (std[numbers] / factors).square(),
+                True,
+            )
             continue
         position = part.start
         for (first, last), basis in zip(part.spans, part.bases, strict=True):

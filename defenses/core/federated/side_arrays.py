@@ -99,8 +99,8 @@ def refuse_non_finite(parameters: Float[Tensor, " dim"]) -> None:
     """
     if broken := int((~parameters.isfinite()).sum()):
         raise ValueError(
-            f"a global model must be finite, got NaN or infinity in {broken} of its {len(parameters)} numbers; a client "
-            "takes no step from it"
+            f"a global model must be finite, got NaN or infinity in {broken} of its {len(parameters)} numbers; a "
+            "client takes no step from it"
         )
 
 

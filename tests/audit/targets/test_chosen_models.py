@@ -116,7 +116,9 @@ EXTREME = {
     "zero": torch.zeros_like,
     "dead": lambda p: -p.abs() * 1e3,
     "alternating": lambda p: torch.where(torch.arange(p.numel()).view(p.shape) % 2 == 0, 1e12, -1e-12),
-    "one-hot": lambda p: torch.eye(max(p.shape), dtype=p.dtype)[: p.shape[0], : p.shape[-1]] * 1e6 if p.ndim == 2 else -p,
+    "one-hot": lambda p: (
+        torch.eye(max(p.shape), dtype=p.dtype)[: p.shape[0], : p.shape[-1]] * 1e6 if p.ndim == 2 else -p
+    ),
 }
 
 
@@ -178,8 +180,10 @@ def test_models_of_other_names_shapes_or_numbers_are_refused_in_a_sentence():
             models().built(parameters)
     with pytest.raises(ValueError, match="a block must have the tensors of ImprintBlock"):
         models().built(sent, {"weight": torch.zeros(2, 16)})
+    small = {name: part[..., :15] for name, part in block().tensors.items()}
+    small |= {"back": block().back[:15], "bias": block().bias}
     with pytest.raises(ValueError, match="a block must be of inputs of 16 numbers, got 15"):
-        models().built(sent, {"weight": torch.zeros(2, 15), "bias": torch.zeros(2), "back": torch.zeros(15, 2), "shift": torch.zeros(15)})  # fmt: skip
+        models().built(sent, small)
     with pytest.raises(ValueError, match="must be finite"):
         models().built(sent, block().tensors | {"bias": torch.full((6,), math.inf)})
 

@@ -117,8 +117,8 @@ class AskedClient:
             candidates=self._candidates,
             informed=Knows.OTHERS in self._knows,
         )
-        (seen,) = messages.target().messages
-        return seen
+        (message,) = messages.target().messages
+        return message
 
     @property
     def releases(self) -> int:
@@ -136,7 +136,7 @@ class AskedClient:
         return self._training.result()
 
 
-def active_membership(model: ClientsRun, cell: Cell) -> Outcome:
+def membership_at_chosen_models(model: ClientsRun, cell: Cell) -> Outcome:
     """Runs a membership attack of an active server on the attacked client.
 
     Raises:
@@ -148,14 +148,14 @@ def active_membership(model: ClientsRun, cell: Cell) -> Outcome:
     knows = attack.requires.knows
     refuse_other_units(model)
     examples, inside = candidates_of_client(model)
-    asked: list[AskedClient] = []
+    clients: list[AskedClient] = []
 
     def asked_about(chosen: Examples, purpose: str) -> MembershipScores:
         candidates = Candidates.draw(chosen, cell.request.seed_for(f"{purpose} {cell.id}"))
-        asked.append(AskedClient(model, candidates, knows))
+        clients.append(AskedClient(model, candidates, knows))
         # The same generator, and the same noise, at every call: a repetition is the same release again.
         generator = keyed(cell.request.seed_for(f"attack {cell.id}"))
-        return candidates.answers(attack(asked[-1].target(), generator, **copy.deepcopy(requested.settings)))
+        return candidates.answers(attack(clients[-1].target(), generator, **copy.deepcopy(requested.settings)))
 
     noisy = model.method[0].client_defense(model.attacked).calibrated_multiplier > 0
     with progress_events.named_activity(f"{attack.name} on {model.request.defense.name}, seed {model.request.seed}"):
@@ -167,14 +167,14 @@ def active_membership(model: ClientsRun, cell: Cell) -> Outcome:
             for position in repeated_alone(scored, torch.isin(examples.ids, inside), generator):
                 alone = asked_about(pick(examples, position[None]), f"alone {int(place[position])}")
                 refuse_comparison(requested.name, result, alone)
-    run = asked[0].result()
+    run = clients[0].result()
     claim = run.claims(delta)[model.attacked]
     truth = GroundTruth(members=inside, candidates=examples.ids)
     finding: Finding = scored_membership(model, knows, result, truth, claim, _flags(model, knows, noisy))
     flags = [*finding.flags, *(["noise_matched"] if model.method[1] else [])]
     return Outcome(
         metrics=finding.metrics,
-        task={"releases": asked[0].releases},
+        task={"releases": clients[0].releases},
         claim=finite_claim(asdict(claim)),
         noise_multiplier=own_multiplier(model.method[0]),
         noise=run.noise,
