@@ -140,7 +140,9 @@ def behind_block(block: ImprintBlock, model: nn.Module, input_shape: tuple[int, 
     for part in block.tensors.values():
         refuse_non_finite(part.reshape(-1))
     like = next(model.parameters())
-    first, second = nn.utils.skip_init(nn.Linear, inputs, bins), nn.utils.skip_init(nn.Linear, bins, inputs)
+    first, second = (
+        nn.Linear(*sizes, device="meta").to_empty(device="cpu") for sizes in ((inputs, bins), (bins, inputs))
+    )
     with torch.no_grad():
         for parameter, values in zip(
             (first.weight, first.bias, second.weight, second.bias), block.tensors.values(), strict=True

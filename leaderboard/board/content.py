@@ -122,7 +122,7 @@ def active_content(results: Sequence[ActiveResult]) -> Content:
         lines = []
         for result in group:
             words = result.words
-            line = {key: (words[key],) for key in page.headers if key != "flags"}
+            line: dict[str, CellWords] = {key: (words[key],) for key in page.headers if key != "flags"}
             # A long reason takes a line under the table, where no column is narrow.
             remarks = ", ".join("CLAIM VIOLATED" if flag == "claim_violated" else flag for flag in result.flags)
             line["flags"] = (remarks,)

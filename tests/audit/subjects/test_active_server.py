@@ -69,7 +69,10 @@ def test_results_are_in_no_row_control_or_honest_table_and_in_one_of_their_own(r
     assert board.to_text(width=200).startswith(honest.to_text(width=200).split("\nAttack")[0][:200])
     tree = board.to_dict()
     assert "active_server" not in honest.to_dict() and len(tree.pop("active_server")) == len(board.active)
-    page, plain = render(board, records, tmp_path), render(honest, [r for r in records if not r.active_server], tmp_path)
+    page, plain = (
+        render(board, records, tmp_path),
+        render(honest, [r for r in records if not r.active_server], tmp_path),
+    )
     assert 'id="active"' in page and 'id="active"' not in plain
     part = page[page.index('id="board"') : page.index('id="active"')]
     assert "imprint" not in part and "fishing" not in part and "active_membership" not in part
