@@ -15,15 +15,10 @@ it at its local models, and others' contributions are held fixed although they d
 score is then an approximation, and flagged so.
 """
 
-import math
-
 import torch
-from torch import Tensor
 
-from .core import Access, Knows, MembershipScores, NotApplicable, SeenMessage, SeenMessages, attack, granted
-
-_AT_ONCE = 64  # candidates whose rows exist at a time
-_ATOMS = 4096  # values of A, up to which they are enumerated
+from .core import Access, Knows, MembershipScores, SeenMessages, attack, granted
+from .core.membership.message_evidence import MessageEvidence
 
 
 @attack(access=Access.FEDERATED, knows=Knows.OTHERS | Knows.DEFENSE)
@@ -41,72 +36,7 @@ def message_likelihood(target: SeenMessages, generator: torch.Generator) -> Memb
     Raises:
         NotApplicable: a message does not show the sum of its local steps, or its weights have too many sums.
     """
-    candidates = granted(target.candidates)
-    scores = torch.zeros(len(candidates), dtype=torch.float64, device=candidates.inputs.device)
-    exact, noisy = True, None
+    evidence = MessageEvidence(granted(target.candidates))
     for message in target.messages:
-        if message.sums is None:
-            raise NotApplicable(f"messages do not show the sums of local steps: {message.why_no_sums}")
-        if noisy is not None and noisy != (granted(message.noise_std) > 0):
-            raise NotApplicable("messages must have noise in all rounds or in none")
-        noisy = granted(message.noise_std) > 0
-        exact = exact and len(message.weights) == 1 and message.participation != "dependent"
-        for start in range(0, len(candidates), _AT_ONCE):
-            part = slice(start, start + _AT_ONCE)
-            own = message.contributions(candidates.inputs[part], candidates.labels[part]).double()
-            remaining = granted(message.others_removed)(part)
-            products, squares = (own * remaining).sum(dim=1), own.square().sum(dim=1)
-            if noisy:
-                scores[part] += log_ratio(message, products, squares)
-            else:
-                shown = products / squares.clamp(min=torch.finfo(torch.float64).tiny)
-                # Rounded, because of a non-participant rounding error is left, which ranks nobody.
-                scores[part] = torch.maximum(scores[part], shown.round(decimals=3))
-    return MembershipScores(
-        ids=candidates.ids, scores=scores, exact=exact and bool(noisy), deterministic=not noisy, dependence="per_model"
-    )
-
-
-def log_ratio(message: SeenMessage, products: Tensor, squares: Tensor) -> Tensor:
-    """Returns the log likelihood ratio of a message, in nats.
-
-    Args:
-        message: grants DEFENSE.
-        products: <v, w> [n], of each candidate's contribution with what others leave of the weighted sum.
-        squares: |v|^2 [n].
-    """
-    variance = granted(message.noise_std) ** 2 * sum(weight**2 for weight in message.weights)
-    totals, log_probabilities = joined_weights(message.weights, message.sample_rate)
-    totals, log_probabilities = totals.to(products), log_probabilities.to(products)
-    exponents = (products[:, None] * totals - squares[:, None] * totals.square() / 2) / variance
-    return (exponents + log_probabilities).logsumexp(dim=1)
-
-
-def joined_weights(weights: tuple[float, ...], sample_rate: float) -> tuple[Tensor, Tensor]:
-    """Returns the values of the sum of the weights of the steps that a record joins, and their log probabilities.
-
-    Args:
-        weights: a_t of each local step.
-        sample_rate: probability to join a step, independent of the others.
-
-    Raises:
-        NotApplicable: there are too many values.
-    """
-    atoms = {0.0: 1.0}
-    for weight in weights:
-        after: dict[float, float] = {}
-        for total, probability in atoms.items():
-            for value, share in ((total, 1 - sample_rate), (total + weight, sample_rate)):
-                if share:
-                    # Equal weights make equal sums, up to rounding.
-                    key = round(value, 9)
-                    after[key] = after.get(key, 0.0) + share * probability
-        atoms = after
-        if len(atoms) > _ATOMS:
-            raise NotApplicable(
-                f"the weights of {len(weights)} local steps have more than {_ATOMS} sums; take equal rates, or fewer "
-                "steps"
-            )
-    totals, probabilities = zip(*atoms.items(), strict=True)
-    logs = [math.log(p) if p > 0 else -math.inf for p in probabilities]
-    return torch.tensor(totals, dtype=torch.float64), torch.tensor(logs, dtype=torch.float64)
+        evidence.add(message)
+    return evidence.result()

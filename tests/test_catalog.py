@@ -110,7 +110,9 @@ def compared_methods() -> dict[str, str]:
             "reconstruction": "inputs from an update",
             "client_property": "classes of a client from its messages",
         }
-        if attack.kind != "canaries":
+        if "MODEL" in attack.requires.to_dict()["controls"]:
+            rows.setdefault("malicious servers", []).append(name)
+        elif attack.kind != "canaries":
             rows.setdefault(titles.get(attack.kind, f"{attack.kind} from an update"), []).append(name)
     cells = {title: f"{len(names)}: {', '.join(f'`{name}`' for name in names)}" for title, names in rows.items()}
     defenses = sum(package == "defenses" for package, _ in METHODS)

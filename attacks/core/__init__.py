@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .membership.matched_filter import MatchedFilter
     from .membership.shadow_models import MOST_VIEWS, Shadows, balanced_halves, viewed
     from .search.image_priors import Box, total_variation, total_variations
+    from .targets.active_server import ActiveServer, ImprintBlock
     from .targets.messages import SeenMessage, SeenMessages
     from .targets.narrow import narrow, parts_of, view_of
     from .targets.network import Network, Operation, ReleasedPart, SharedGradient, Structure
@@ -47,12 +48,14 @@ __all__ = [
     "RESULTS",
     "Access",
     "AccessError",
+    "ActiveServer",
     "Attack",
     "Box",
     "ClassScores",
     "Controls",
     "Evidence",
     "Examples",
+    "ImprintBlock",
     "InclusionScores",
     "InconsistentObservation",
     "Informed",

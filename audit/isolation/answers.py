@@ -121,10 +121,23 @@ class Respondent:
 def _argument(argument: Any, tensors: list[Tensor]) -> Any:
     if isinstance(argument, dict) and type(place := argument.get("tensor")) is int and 0 <= place < len(tensors):
         return tensors[place]
+    if argument == {"none": True}:
+        return None
+    named = argument.get("named") if isinstance(argument, dict) else None
+    if isinstance(named, list):
+        return _by_name(named, tensors)
     ends = argument.get("slice") if isinstance(argument, dict) else None
     if isinstance(ends, list) and len(ends) == 3 and all(type(end) in (int, type(None)) for end in ends):
         return slice(*ends)
-    raise GarbledError("an argument must be a tensor or a slice")
+    raise GarbledError("an argument must be a tensor, a slice, tensors by name, or nothing")
+
+
+def _by_name(named: list[Any], tensors: list[Tensor]) -> dict[str, Tensor]:
+    if not all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in named):
+        raise GarbledError("tensors by name must be pairs of a name and a tensor")
+    if not all(isinstance(part, dict) and "tensor" in part for _, part in named):  # and no mapping in a mapping
+        raise GarbledError("tensors by name must be tensors")
+    return {name: _argument(part, tensors) for name, part in named}
 
 
 def _list(header: dict[str, Any], key: str) -> list[Any]:

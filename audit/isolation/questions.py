@@ -178,8 +178,12 @@ def _argument_header(argument: Any, tensors: list[Tensor]) -> dict[str, Any]:
     if type(argument) in (Tensor, nn.Parameter):
         tensors.append(argument)
         return {"tensor": len(tensors) - 1}
+    if argument is None:
+        return {"none": True}
+    if isinstance(argument, Mapping) and all(type(name) is str for name in argument):
+        return {"named": [[name, _argument_header(part, tensors)] for name, part in argument.items()]}
     if type(argument) is slice:
         ends = [argument.start, argument.stop, argument.step]
         if all(type(end) in (int, type(None)) for end in ends):
             return {"slice": ends}
-    raise TypeError(f"a target's functions take plain tensors, got {type(argument).__name__}")
+    raise TypeError(f"a target's functions take plain tensors, or such by name, got {type(argument).__name__}")

@@ -69,6 +69,7 @@ class _Aimed:
     skip: str
     needs: Callable[[Request], tuple[Artifact, ...]] | None = None
     canaries: bool = False
+    active: bool = False
 
     @property
     def requested_attack(self) -> RequestedMethod:
@@ -341,6 +342,10 @@ def _add(plan: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
             continue
         if trained.never_saw and choice.name != BASELINE:
             continue  # images have a single negative control, without noise, which would show an unsound attack best
+        if suite.federated is None and aimed.active:
+            why = (
+                why or f"{aimed.choice.name} needs a client that trains from a server's model; add a [federated] table"
+            )
         if suite.share is None:
             why = why or f"{aimed.choice.name} needs a shared update, and the suite has no [share] table"
         why = why or (_cannot_share(trained.defense, suite) if suite.federated is None else cannot_send(suite, choice))
@@ -363,7 +368,9 @@ def _reads_more(aimed: _Aimed, table: FederatedTable) -> str:
         return f"{aimed.choice.name} needs {access} access to a training, which federated runs do not offer"
     if row.needs is not None and Knows.SHADOWS in method.requires.knows:
         return f"{aimed.choice.name} needs shadow models, and none are trained by clients"
-    if row.of_clients in ("messages", "last message") and (hidden := hides_messages(table, aimed.choice.name)):
+    if row.of_clients in ("messages", "last message", "chosen models") and (
+        hidden := hides_messages(table, aimed.choice.name)
+    ):
         return hidden
     if row.of_clients == "last message" and table.local_steps != 1:
         return (
@@ -536,8 +543,9 @@ def _aim(attack: AttackChoice) -> _Aimed:
         if kinds := [kind for kind, access in THREAT_MODELS if access == method.requires.access]:
             why += f" for {method.kind}, but for {' and '.join(kinds)}: is what it returns annotated right?"
         return _Aimed(attack, method.kind, OF_UPDATE if method.kind == "reconstruction" else OF_MODEL, why)
-    skip, canaries = method.check(row.offered) or "", Controls.CANARIES in method.requires.controls
-    return _Aimed(attack, method.kind, row.subject, skip, row.needs, canaries)
+    skip, controls = method.check(row.offered) or "", method.requires.controls
+    canaries, active = Controls.CANARIES in controls, Controls.MODEL in controls
+    return _Aimed(attack, method.kind, row.subject, skip, row.needs, canaries, active)
 
 
 def _check_model(where: str, choice: ModelChoice, splits: Splits) -> None:

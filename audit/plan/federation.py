@@ -80,6 +80,16 @@ def federation_of(request: TrainingRequest, examples: int) -> Federation:
     return clients_of(request).federation(planned(request, examples)[0].steps_per_epoch)
 
 
+def at_chosen_models(federation: Federation, rounds: int) -> Federation:
+    """Returns rounds of the same local steps in which an active server sends the models, and all clients are asked.
+
+    Args:
+        federation: shape of the run.
+        rounds: number of models.
+    """
+    return replace(federation, rounds=rounds, participation=1.0, participants="fixed", dropout=0.0)
+
+
 def lifted(method: RequestedMethod, table: FederatedTable) -> Federated:
     """Returns the federated method of a requested defense, before its noise is set.
 
@@ -313,7 +323,9 @@ def message_of(suite: Suite) -> dict[str, Any]:
         raise ValueError("a message must be of a suite with [share] and [federated]")
     a_pass = 1 if share.local is None else share.batch // share.local.batch
     steps = table.federation(a_pass).local_steps
-    return {"clients": table.clients, "rounds": table.rounds, "local_steps": steps, "unit": table.unit}
+    content = {"clients": table.clients, "rounds": table.rounds, "local_steps": steps, "unit": table.unit}
+    # Absent for a single release, so that ids of messages stay unchanged.
+    return content | ({} if table.chosen_models is None else {"chosen_models": table.chosen_models})
 
 
 def sends_noise(suite: Suite, choice: DefenseChoice, budget: Budget) -> bool:

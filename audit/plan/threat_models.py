@@ -34,9 +34,10 @@ from .request import Request
 Builder = Callable[[Any], Target]
 """Builds the target of an attack from a `RunView`, or from a `FinalView` if its row reads no step."""
 
-OfClients = Literal["nothing", "final model", "models", "messages", "local steps", "last message"]
+OfClients = Literal["nothing", "final model", "models", "messages", "local steps", "last message", "chosen models"]
 """Part of a federated run that an adversary sees: the final model, or the global model of every round; of one client,
-all messages, every local step's release, or the last message if it is a single step's."""
+all messages, every local step's release, the last message if it is a single step's, or, instead of the run's, rounds at
+models that it chooses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +156,15 @@ THREAT_MODELS = {
         ThreatModel(
             kind="membership", access=Access.FEDERATED, knows=_RUN, subject=OF_CLIENTS, reads="messages",
             of_clients="messages",
+        ),
+        # Active servers: never ranked with the honest ones above.
+        ThreatModel(
+            kind="reconstruction", access=Access.ACTIVE_SERVER, knows=_SHARED, subject="shared_update",
+            controls=Controls.MODEL,
+        ),
+        ThreatModel(
+            kind="membership", access=Access.ACTIVE_SERVER, knows=_RUN, subject=OF_CLIENTS, reads="messages",
+            of_clients="chosen models", controls=Controls.MODEL,
         ),
         ThreatModel(
             kind="client_property", access=Access.FEDERATED, knows=_RUN ^ Knows.OTHERS, subject=OF_CLIENTS,

@@ -9,13 +9,14 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
+from leakbench.attacks.core import Controls
 from leakbench.defenses.core import Claim, Federation, RoundSchedule, Sampling, predict_federated
 from leakbench.defenses.core.federated.run import relation_of
 from leakbench.leaderboard.records.record import Record
 from leakbench.leaderboard.records.task import TrainingTask, UpdateTask
 
 from ..catalog.plugins import is_path
-from ..plan.federation import lifted, own_multiplier, schedule_of
+from ..plan.federation import at_chosen_models, lifted, own_multiplier, schedule_of
 from ..plan.request import RequestedMethod
 from ..suite.federated import FederatedTable
 from ..targets.simulated_message import attacked_client, sampling_of_messages
@@ -32,7 +33,36 @@ def proved_by_clients(record: Record, task: TrainingTask, delta: float) -> Claim
     Raises:
         TypeError, ValueError: for untrusted content that is no federated training.
     """
+    if is_active(record):
+        return _proved_by_chosen(record, task, delta)
     return max(_proved_by_each(record, task, delta), key=lambda claim: claim.epsilon)
+
+
+def is_active(record: Record) -> bool:
+    """True for an attack of an active server, which chooses a client's model."""
+    return record.requires is not None and str(Controls.MODEL.name) in record.requires.controls
+
+
+def _proved_by_chosen(record: Record, task: TrainingTask, delta: float) -> Claim:
+    """Returns the claim of a client that took part in as many rounds as the record says, at models of the server."""
+    if record.noise_multiplier is None or not task.client_sizes:
+        raise ValueError("a record of chosen models must have client_sizes and a noise multiplier")
+    clients = FederatedTable.model_validate(json.loads(json.dumps(task.federated, default=dict)))
+    chosen = json.loads(record.to_json())["defense"]
+    method = lifted(RequestedMethod(kind="defenses", name=chosen["name"], settings=chosen["settings"]), clients)
+    if own_multiplier(method) is None:
+        method = method.with_noise(record.noise_multiplier)
+    sampling, rounds = Sampling(cast(Any, task.sampling), task.sample_rate), _releases(task)
+    nominal = task.get("nominal_size")
+    sizes = [size and (nominal or size) for size in task.client_sizes]
+    federation = at_chosen_models(clients.federation(sampling.steps_per_epoch), rounds)
+    everybody = tuple(number for number, size in enumerate(sizes) if size)
+    ledgers = predict_federated(
+        method, sizes, federation=federation, sampling=sampling, schedule=RoundSchedule((everybody,) * rounds)
+    )
+    claims = [ledgers[client].claim(delta, unit=method.unit) for client in everybody]
+    least = min(claims, key=lambda claim: claim.epsilon)  # any client may be attacked
+    return replace(least, relation=relation_of(least.relation, method, federation, size_public=nominal is None))
 
 
 def unproved_clients(record: Record, epsilons: Sequence[float], *, tolerance: float) -> str:
@@ -99,11 +129,21 @@ def proved_by_message(record: Record, task: UpdateTask, delta: float) -> Claim:
         raise ValueError("a record of a message must be of a run that shows messages, got aggregation = 'sum'")
     defense = json.dumps(json.loads(record.to_json())["defense"], sort_keys=True)
     batch = task.batch if task.local is None else task.local["batch"]
-    return _predicted_message(defense, record.noise_multiplier, table.model_dump_json(), batch, task.batch, delta)
+    sizes = batch, task.batch, _releases(task)
+    return _predicted_message(defense, record.noise_multiplier, table.model_dump_json(), sizes, delta)
+
+
+def _releases(task: TrainingTask | UpdateTask) -> int:
+    """Returns the number of messages at models of an active server; 1 for other attackers."""
+    releases = task.get("releases", 1)
+    if not isinstance(releases, int) or isinstance(releases, bool) or releases < 1:
+        raise ValueError(f"releases of a record must be at least 1, got {releases!r}")
+    return releases
 
 
 @cache
-def _predicted_message(defense: str, sigma: float, table: str, batch: int, examples: int, delta: float) -> Claim:
+def _predicted_message(defense: str, sigma: float, table: str, sizes: tuple[int, int, int], delta: float) -> Claim:
+    batch, examples, releases = sizes
     clients = FederatedTable.model_validate_json(table)
     chosen = json.loads(defense)
     method = lifted(RequestedMethod(kind="defenses", name=chosen["name"], settings=chosen["settings"]), clients)
@@ -119,7 +159,8 @@ def _predicted_message(defense: str, sigma: float, table: str, batch: int, examp
         sampling=sampling,
         schedule=RoundSchedule(((client,),) + ((),) * (clients.rounds - 1)),
     )
-    return ledgers[client].claim(delta, unit=method.unit)
+    entries = ledgers[client].entries * releases
+    return replace(ledgers[client], entries=entries).claim(delta, unit=method.unit)
 
 
 @cache

@@ -61,9 +61,9 @@ def client_membership(model: ClientsRun, cell: Cell, row: ThreatModel) -> Findin
         examples = join(*candidate_pools(model.splits, model.request.training.candidates, model.device))
         members = model.members.ids
     else:
-        _refuse_other_units(model)
+        refuse_other_units(model)
         _refuse_too_long(model)
-        examples, members = _candidates_of_client(model, row)
+        examples, members = candidates_of_client(model, last=row.of_clients == "last message")
 
     def asked_about(chosen: Examples, purpose: str) -> MembershipScores:
         candidates = Candidates.draw(chosen, cell.request.seed_for(f"{purpose} {cell.id}"))
@@ -160,14 +160,18 @@ def class_matched(
     return chosen[0], chosen[1]
 
 
-def _candidates_of_client(model: ClientsRun, row: ThreatModel) -> tuple[Examples, Tensor]:
-    """Returns candidates of an attack on the attacked client, members first, and the members' ids."""
+def candidates_of_client(model: ClientsRun, *, last: bool = False) -> tuple[Examples, Tensor]:
+    """Returns candidates of an attack on the attacked client, members first, and the members' ids.
+
+    Args:
+        model: the clients.
+        last: whether members are the participants of the client's last local step.
+    """
     client = model.attacked
     positions = model.shards[client]
-    if row.of_clients == "last message":
+    if last:
         data = model.private_side(client)
-        last = _last_step(model)
-        positions = positions[data.sampling.indices(last, len(positions), data.sampler_key)]
+        positions = positions[data.sampling.indices(_last_step(model), len(positions), data.sampler_key)]
     own = pick(model.uninserted, positions)
     # The negative control trains on other examples: members of its test took part in nothing.
     inside = model.members if model.request.never_saw else own
@@ -189,7 +193,7 @@ def _target(model: ClientsRun, row: ThreatModel, candidates: Candidates, knows: 
             raise NotApplicable(f"client {model.attacked} is attacked, and none of its messages was received")
         return _messages(model, model.attacked, candidates, knows).target()
     if row.of_clients == "models":
-        knowledge, final = _knowledge(model, knows), copy.deepcopy(model.run.model)
+        knowledge, final = knowledge_of(model, knows), copy.deepcopy(model.run.model)
         layout = Layout.of(model.run.model)
         return SeenModels(
             models=models_of(model.watched.models, final, layout, knowledge),
@@ -217,7 +221,7 @@ def _messages(model: ClientsRun, client: int, candidates: Candidates | None, kno
         recipe=recipe,
         loss=loss,
         layout=Layout.of(run.model),
-        knowledge=_knowledge(model, knows),
+        knowledge=knowledge_of(model, knows),
         candidates=candidates,
         informed=Knows.OTHERS in knows,
     )
@@ -228,7 +232,8 @@ def _network(model: ClientsRun) -> tuple[nn.Module, Loss]:
     return model.run.method.rule.network(model.run.model, recipe_of(model.request.training, model.splits).loss)
 
 
-def _knowledge(model: ClientsRun, knows: Knows) -> PublicKnowledge:
+def knowledge_of(model: ClientsRun, knows: Knows) -> PublicKnowledge:
+    """Returns an attacker's own copy of the public knowledge."""
     public = model.public_knowledge
     population = public.population if Knows.POPULATION in knows else None
     return replace(public, population=None if population is None else copied(population))
@@ -261,7 +266,7 @@ def _run_view(model: ClientsRun, candidates: Candidates, knows: Knows, steps: li
     replay = StepReplay(own, data.examples, data.sampling, model.public_knowledge.loss)
     return RunView(
         own,
-        _knowledge(model, knows),
+        knowledge_of(model, knows),
         data.examples,
         data.sampling,
         candidates,
@@ -310,7 +315,7 @@ def _refuse_lossy_message(method: Federated, step: Step) -> None:
         )
 
 
-def _refuse_other_units(model: ClientsRun) -> None:
+def refuse_other_units(model: ClientsRun) -> None:
     """Refuses attacks on a record of a client where the noise is not in the local steps."""
     _refuse_trusted_server(model)
     method = model.method[0]

@@ -211,8 +211,7 @@ class ClientsRun(TrainingData):
 
     @cached_property
     def _watched(self) -> tuple[FederatedRun, list[RoundMeasure], WatchedFederation]:
-        data, public, task, seeds = self.uninserted, self._read, self.request.training, self.request.seeds
-        shards = [(data.inputs[shard], data.labels[shard]) if len(shard) else None for shard in self.shards]
+        seeds = self.request.seeds
         measures: list[RoundMeasure] = []
         drifts: list[float] = []  # of the last round; nothing where the server sees a sum alone
 
@@ -220,28 +219,57 @@ class ClientsRun(TrainingData):
             measures.append(self._measure(training, drifts.pop() if drifts else float("nan")))
 
         secret = self.federation.participants == "poisson" and self.method[0].noise_place == "server"
-        settings = FederatedSettings(
-            method=self.method[0],
-            federation=self.federation,
-            sampling=self.sampling[0],
-            lr=task.lr,
-            seed=seeds.public,
-            key=seeds.noise,
-            exact=self.request.secure,
+        settings = replace(
+            self.settings(self.federation, seeds.noise),
             # Participants that amplify a claim for clients are drawn by the run, with its secret key.
             schedule=None if secret else self.schedule,
-            recipe=recipe_of(task, self.splits),
-            execution=task.execution(self.device),
-            keep_messages=False,
             progress=measure,
             observe=lambda deltas, weights: drifts.append(relative_drift([*deltas.values()], [*weights.values()])),
         )
-        pool = (public.inputs, public.labels) if len(public) else None
-        training = WatchedFederation(copy.deepcopy(self._start), shards, pool, settings)
         parts = self.shown_parts - OF_ONE_CLIENT if self.too_long else self.shown_parts
-        training.watch(parts, self._attacked_if_any if parts & OF_ONE_CLIENT else None)
+        training = self.started(settings, parts, self._attacked_if_any if parts & OF_ONE_CLIENT else None)
         run = training.run()
         return replace(run, public_used=run.public_used or self.splits.scaled_by_public), measures, training
+
+    def settings(self, federation: Federation, key: int | None) -> FederatedSettings:
+        """Returns the settings of a run of these clients, without a schedule.
+
+        Args:
+            federation: shape of the run.
+            key: secret key of samplers and noise; None for keys of the operating system.
+        """
+        task = self.request.training
+        return FederatedSettings(
+            method=self.method[0],
+            federation=federation,
+            sampling=self.sampling[0],
+            lr=task.lr,
+            seed=self.request.seeds.public,
+            key=key,
+            exact=self.request.secure,
+            schedule=None,
+            recipe=recipe_of(task, self.splits),
+            execution=task.execution(self.device),
+            keep_messages=False,
+            progress=None,
+        )
+
+    def started(
+        self, settings: FederatedSettings, shown_parts: Collection[OfClients], attacked: int | None
+    ) -> WatchedFederation:
+        """Returns a run of these clients before its first round.
+
+        Args:
+            settings: of the run.
+            shown_parts: parts that attacks see.
+            attacked: client of which every local step is kept; None for none.
+        """
+        data, public = self.uninserted, self._read
+        shards = [(data.inputs[shard], data.labels[shard]) if len(shard) else None for shard in self.shards]
+        pool = (public.inputs, public.labels) if len(public) else None
+        training = WatchedFederation(copy.deepcopy(self._start), shards, pool, settings)
+        training.watch(shown_parts, attacked)
+        return training
 
     def _measure(self, training: OngoingFederation, drift: float) -> RoundMeasure:
         logits = logits_of(training.global_model(), self.test.inputs)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from leakbench.attacks.core import Knows
+from leakbench.attacks.core import Controls, Knows
 from leakbench.defenses.core import Claim, Ledger, assumptions, full, keyed
 
 from .. import progress_events
@@ -33,6 +33,7 @@ from ..scoring.truth import GroundTruth
 from ..scoring.utility import losses, score_utility
 from ..targets.candidates import Candidates, copied
 from ..targets.observe import FinalView, logits_of
+from .chosen_rounds import membership_at_chosen_models
 from .client_attacks import client_membership, client_property
 from .federated_run import ClientsRun
 from .membership import data_flags, scored_membership
@@ -54,6 +55,9 @@ class FederatedModel:
         """Computes a cell; trains first unless an earlier cell did."""
         if self.model.request.control == "public_only":
             return self._public_only()
+        if _chooses_models(cell):
+            outcome = membership_at_chosen_models(self.model, cell)
+            return replace(outcome, task=self._resolved | outcome.task)
         answer = _KINDS[cell.kind](self.model, cell)
         model, run = self.model, self.model.run
         claim = run.claim(model.request.budget.delta)
@@ -114,6 +118,12 @@ class FederatedModel:
             "clients_digest": model.clients_digest,
             "schedule_of": {"seed": model.schedule_seed},
         }
+
+
+def _chooses_models(cell: Cell) -> bool:
+    """True for an attack of an active server."""
+    requested = cell.request.attack
+    return requested is not None and Controls.MODEL in catalog.attack(requested.name).requires.controls
 
 
 def utility(model: ClientsRun, cell: Cell) -> Finding:

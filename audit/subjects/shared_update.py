@@ -14,7 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakbench.attacks.core import Knows, LabelEstimate, Reconstruction, checked_labels, checked_reconstruction
+from leakbench.attacks.core import (
+    ActiveServer,
+    Attack,
+    Controls,
+    Knows,
+    LabelEstimate,
+    Reconstruction,
+    checked_labels,
+    checked_reconstruction,
+)
 from leakbench.benchmarks.core import Splits
 from leakbench.defenses.core import Defense, Federated, Noise, keyed
 from leakbench.leaderboard.records.record import Metric
@@ -30,11 +39,13 @@ from ..scoring.labels import LabelledBatch, label_columns, public_shares, score_
 from ..scoring.reconstruction import best_match, compare
 from ..scoring.robustness import bound_metric, refuted
 from ..targets.candidate_prior import Prior
+from ..targets.candidates import copied
+from ..targets.chosen_models import ActiveRounds, ChosenModels
 from ..targets.local_steps import MAX_UNROLL, LocalTraining
 from ..targets.simulated_message import SharedMessage, simulate_message, without_noise
 from ..targets.simulated_update import Shared, simulate_share
 from .federated_run import ClientsRun
-from .outcome import Outcome, column, finite_claim, public_knowledge_of
+from .outcome import Outcome, column, finite_claim, population_of, public_knowledge_of
 
 CROWD = 1000
 """Largest number of other images among which a true image must be identified; the metric states the actual number."""
@@ -84,7 +95,8 @@ class SharedUpdates:
         # One source for all targets: separate sources would have the same key, and repeat the noise.
         noise = request.seeds.noise_source()
         attacked = [self._attacked(cell, image, defense, noise) for image in range(update.images)]
-        last = attacked[-1].shared
+        # An active server may send fewer models to some targets than to others: the claim is that of the most.
+        last = max((target.shared for target in reversed(attacked)), key=_releases)
         # Targets are disjoint batches, each with a separate update: a single ledger is the cost to each of them.
         claim = asdict(last.claim(request.budget.delta))
         if not noisy and calibrated > 0 and not (isinstance(last, SharedMessage) and last.after_the_message):
@@ -117,6 +129,7 @@ class SharedUpdates:
                 "input_shape": list(splits.input_shape),
                 "input_range": [splits.low, splits.high],
                 **({"form": last.kind, "bytes": last.bytes} if isinstance(last, SharedMessage) else {}),
+                **({"releases": _releases(last)} if self._is_active(cell) else {}),
             },
             claim=finite_claim(claim),
             noise_multiplier=calibrated if noisy else 0.0,
@@ -125,6 +138,11 @@ class SharedUpdates:
             flags=flags,
             arrays=arrays,
         )
+
+    @staticmethod
+    def _is_active(cell: Cell) -> bool:
+        """True if the attack chooses the model of the client."""
+        return Controls.MODEL in catalog.attack(cell.request.requested_attack.name).requires.controls
 
     def _defended(self) -> tuple[Defense | Federated, bool]:
         """Returns the defense at its budget's noise, and whether that noise was matched instead of calibrated."""
@@ -168,6 +186,10 @@ class SharedUpdates:
         }
         batch = (inputs, labels) if decoy is None else decoy
         model = build_model(request, splits, of=update)
+        generator = keyed(request.seed_for(f"attack {cell.id} {image}"))
+        if isinstance(defense, Federated) and self._is_active(cell):
+            answer, shared = self._active(model, batch, defense, image, common, attack, generator)
+            return self._scored(image, inputs, labels, shared, answer, knows, prior)
         if isinstance(defense, Federated):
             shared: Shared = self._message(model, batch, defense, image, common)
         else:
@@ -182,8 +204,21 @@ class SharedUpdates:
                 noise=noise,
                 **common,
             )
-        generator = keyed(request.seed_for(f"attack {cell.id} {image}"))
         answer = attack(shared.observation, generator, **copy.deepcopy(requested_attack.settings))
+        return self._scored(image, inputs, labels, shared, answer, knows, prior)
+
+    def _scored(
+        self,
+        image: int,
+        inputs: Tensor,
+        labels: Tensor,
+        shared: Shared,
+        answer: Reconstruction | LabelEstimate,
+        knows: Knows,
+        prior: Prior | None,
+    ) -> _Attacked:
+        """Scores an attack's answer on target number `image`."""
+        splits = self._splits
         if isinstance(answer, LabelEstimate):
             return _Attacked(
                 inputs, labels, shared, checked_labels(answer, len(inputs), splits.classes, inputs), None, {}
@@ -195,13 +230,12 @@ class SharedUpdates:
             choice = chosen(result, prior.given.inputs, prior.place)
             return _Attacked(inputs, labels, shared, result, None, compare_choice(choice, result), choice)
         low, high = splits.low, splits.high
-        public = None
-        if public_knowledge.population is not None:
+        public, population = None, population_of(splits, self._device)
+        if population is not None:
             # Shuffled anew for each target, independently of private data.
-            order = torch.randperm(
-                len(public_knowledge.population), generator=keyed(seed_of_data(splits.digest, f"public match {image}"))
-            )
-            public = public_knowledge.population.inputs[order.to(self._device)]
+            generator = keyed(seed_of_data(splits.digest, f"public match {image}"))
+            order = torch.randperm(len(population), generator=generator)
+            public = population.inputs[order.to(self._device)]
         matched = best_match(public, inputs, result.restarts, low=low, high=high)
         values = compare(
             result,
@@ -217,9 +251,52 @@ class SharedUpdates:
         )
         return _Attacked(inputs, labels, shared, result, matched, values)
 
+    def _active(
+        self,
+        model: nn.Module,
+        batch: tuple[Tensor, Tensor],
+        method: Federated,
+        image: int,
+        common: dict[str, Any],
+        attack: Attack[Any],
+        generator: torch.Generator,
+    ) -> tuple[Reconstruction, SharedMessage]:
+        """Returns an active server's answer, and the last message with the charges of all."""
+        known, message = common["public_knowledge"], self._update.message or {}
+        calls = message.get("chosen_models", 1)
+        models = ChosenModels(model, known, calls)
+        rounds = ActiveRounds(
+            models, lambda sent, call: self._message(sent, batch, method, image, common, f" of chosen model {call}")
+        )
+        population = known.population
+        target = ActiveServer(
+            release=rounds.release,
+            calls=calls,
+            parameters=models.parameters,
+            network=models.network,
+            logits=models.logits,
+            gradient_norms=models.gradient_norms,
+            input_shape=known.input_shape,
+            input_low=known.low,
+            input_high=known.high,
+            classes=known.classes,
+            labels=batch[1].clone(),
+            batch_size=len(batch[1]),
+            noise_multiplier=own_multiplier(method) or 0.0,
+            population=None if population is None else copied(population),
+        )
+        settings = copy.deepcopy(self._request.requested_attack.settings)
+        return attack(target, generator, **settings), rounds.shared()
+
     def _message(
-        self, model: nn.Module, batch: tuple[Tensor, Tensor], method: Federated, image: int, common: dict[str, Any]
-    ) -> Shared:
+        self,
+        model: nn.Module,
+        batch: tuple[Tensor, Tensor],
+        method: Federated,
+        image: int,
+        common: dict[str, Any],
+        purpose: str = "",
+    ) -> SharedMessage:
         """Returns the first message of a client with these examples; each target has its own secret key."""
         update, secure = self._update, self._request.secure
         run, local = update.message or {}, update.local or {}
@@ -233,7 +310,7 @@ class SharedUpdates:
             batch=local.get("batch"),
             max_unroll=local.get("max_unroll", MAX_UNROLL),
             recipe=replace(recipe_of(self._request.training, self._splits), nominal_size=None),
-            key=None if secure else self._request.seed_for(f"noise {image}"),
+            key=None if secure else self._request.seed_for(f"noise {image}{purpose}"),
             exact=secure,
             **common,
         )
@@ -286,6 +363,11 @@ class SharedUpdates:
     def _parameters(self) -> int:
         model = build_model(self._request, self._splits, of=self._update)
         return sum(p.numel() for p in model.parameters())
+
+
+def _releases(shared: Shared) -> int:
+    """Returns the number of messages that a ledger is charged for; 1 for a shared update."""
+    return shared.releases if isinstance(shared, SharedMessage) else 1
 
 
 def _choices(choices: list[Pick]) -> dict[str, Any]:

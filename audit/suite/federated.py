@@ -89,6 +89,9 @@ class FederatedTable(StrictTable):
             raise ValueError(f"attacked must be a client's number below {self.clients}, got {self.attacked}")
         return self
 
+    chosen_models: Annotated[int, Field(ge=2)] | None = None
+    """Largest number of releases in which an active server chooses the model of a client; 1 if absent."""
+
     @property
     def division(self) -> dict[str, Any]:
         """The division of examples, as arguments of `client_splits`."""

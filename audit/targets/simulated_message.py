@@ -62,12 +62,14 @@ class SharedMessage(Shared):
         bytes: its length.
         unit: privacy unit of its claim, "record" or "client".
         after_the_message: whether the method's noise is added at the server, to what it has received.
+        releases: number of messages that the ledger is charged for.
     """
 
     kind: str = ""
     bytes: int = 0
     unit: str = "record"
     after_the_message: bool = False
+    releases: int = 1
 
     def claim(self, delta: float) -> Claim:
         """Returns the privacy guarantee of the message at `delta`, with its assumptions."""

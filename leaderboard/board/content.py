@@ -13,6 +13,7 @@ from ..kinds import KINDS, attacked
 from ..metrics import METRICS, BoardColumn, KnownMetric, columns
 from ..records.fields import RecordedClaim
 from ..records.record import Record
+from .active_server import ABOUT, TITLE, ActiveResult
 from .aggregate import Estimate
 from .controls import ControlResult, Violation
 from .notes import alarms, listed, notes, unranked_words
@@ -107,6 +108,32 @@ def content(
         page.sections.append((title, words))
     page.notes = notes(rows, controls)
     page.unranked = unranked_words(unranked)
+    return page
+
+
+def active_content(results: Sequence[ActiveResult]) -> Content:
+    """Puts the table of active servers into words.
+
+    Args:
+        results: not empty.
+    """
+    page = Content(alarms=[])
+    headers = {"messages": ("messages",), "epsilon": ("claimed", "ε"), "measured": ("measured",), "seeds": ("seeds",)}
+    page.headers = {"defense": ("defense",), "attack": ("attack",), **headers, "flags": ("remarks",)}
+    page.halves = (tuple(page.headers)[:-1], ("defense", "attack", "flags"))
+    for suite, group in groupby(results, key=lambda result: result.suite):
+        lines = []
+        for result in group:
+            words = result.words
+            line: dict[str, CellWords] = {key: (words[key],) for key in page.headers if key != "flags"}
+            # A long reason takes a line under the table, where no column is narrow.
+            remarks = ", ".join("CLAIM VIOLATED" if flag == "claim_violated" else flag for flag in result.flags)
+            line["flags"] = (remarks,)
+            if result.reasons:
+                line["measured"] = page.mark(line["measured"], "; ".join(result.reasons))
+            lines.append(line)
+        page.sections.append((f"{TITLE} · {suite}", lines))
+    page.notes = [ABOUT]
     return page
 
 

@@ -166,7 +166,7 @@ def rows_from(records: Iterable[Record], complete: Completeness | None = None) -
     """Groups records into rows, in the order of the board.
 
     Args:
-        records: of any number of suites.
+        records: of any number of suites; those of active servers are no part of a row.
         complete: manifests beside them; without manifests, completeness is unknown and nothing is ranked.
 
     Returns:
@@ -179,6 +179,7 @@ def rows_from(records: Iterable[Record], complete: Completeness | None = None) -
     known = Completeness() if complete is None else complete
     lacking = [(manifest.suite, cell) for manifest, cells in known.missing(records) for cell in cells]
     uncovered = {record.id for record in known.uncovered(records)}
+    records = [record for record in records if not record.active_server]
     groups: dict[str, list[Record]] = {}
     for record in records:
         secure = record.noise == "secure"  # other random draws throughout, so a separate row

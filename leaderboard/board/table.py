@@ -21,8 +21,9 @@ from ..records.details import LARGEST_UNDER_CLAIM
 from ..records.folder import Completeness, ScoreCheck, read_folder
 from ..records.record import Record
 from . import text_formats as forms
+from .active_server import ActiveResult, active_results
 from .aggregate import BoardCell, BoardError, Estimate, over_seeds
-from .content import Content, content
+from .content import Content, active_content, content
 from .controls import ControlResult, Violation, check_controls, find_violations
 from .identity import board_version, row_id
 from .notes import alarms, gaps
@@ -44,6 +45,7 @@ class Board:
         violations: records whose claim was refuted.
         unranked: records that failed or were skipped.
         gaps: sentences on missing and failed cells, differing code, changed suites and unknown completeness.
+        active: results of active servers, which are in none of the above but `violations` and `gaps`.
     """
 
     rows: tuple[Row, ...]
@@ -51,6 +53,7 @@ class Board:
     violations: tuple[Violation, ...]
     unranked: tuple[Record, ...]
     gaps: tuple[str, ...] = ()
+    active: tuple[ActiveResult, ...] = ()
 
     @classmethod
     def from_records(cls, records: Iterable[Record], complete: Completeness | None = None) -> "Board":
@@ -73,12 +76,14 @@ class Board:
         if count > 1:
             raise BoardError(f"records must differ in id, {identifier} is there {count} times; remove the copies")
         rows = rows_from(records, complete)
+        honest = [record for record in records if not record.active_server]
         return cls(
             rows=tuple(rows),
-            controls=check_controls(rows, records),
+            controls=check_controls(rows, honest),
             violations=find_violations(records),
-            unranked=tuple(record for record in records if record.status != "ok"),
+            unranked=tuple(record for record in honest if record.status != "ok"),
             gaps=tuple(gaps(records, complete or Completeness())),
+            active=active_results(records),
         )
 
     @classmethod
@@ -122,15 +127,15 @@ class Board:
             Lines of text.
         """
         columns = width if width is not None else shutil.get_terminal_size((100, 24)).columns
-        return forms.text(self._content(), width=columns, color=color)
+        return "\n".join(forms.text(page, width=columns, color=color) for page in self._pages())
 
     def to_markdown(self) -> str:
         """Formats the board as GitHub-flavoured Markdown."""
-        return forms.markdown(self._content())
+        return "\n".join(map(forms.markdown, self._pages()))
 
     def to_latex(self) -> str:
         r"""Formats the board as a LaTeX fragment that needs no package."""
-        return forms.latex(self._content())
+        return "\n".join(map(forms.latex, self._pages()))
 
     def to_csv(self) -> str:
         """Formats the rows as CSV: a number per column, empty if not measured, `inf` for an infinite epsilon.
@@ -176,7 +181,12 @@ class Board:
                 }
                 for record in self.unranked
             ],
+            **({"active_server": [dataclasses.asdict(result) for result in self.active]} if self.active else {}),
         }
+
+    def _pages(self) -> list[Content]:
+        """Returns the board, and behind it the table of active servers if there are any."""
+        return [self._content(), *([active_content(self.active)] if self.active else [])]
 
     def _content(self) -> Content:
         return content(

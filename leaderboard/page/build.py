@@ -17,6 +17,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from ..board.active_server import ABOUT, TITLE
 from ..board.content import Footnotes
 from ..board.notes import (  # fmt: skip
     alarms,
@@ -143,6 +144,7 @@ def render(
     """
     # By id, so that the order of the records does not change the bytes.
     records = sorted(records, key=lambda record: record.id)
+    honest = [record for record in records if not record.active_server]
     notes, allowance = PageNotes(), PictureAllowance()
     style = styles({row.method: row.defense.name for row in board.rows})
     parts = [
@@ -152,7 +154,7 @@ def render(
     flags = {flag for row in board.rows for flag in row.flags}
     context: dict[str, Any] = {
         "suites": list(dict.fromkeys(record.suite for record in records)),
-        "about": _about(board.rows, records),
+        "about": _about(board.rows, honest),
         "alarms": alarms(board.controls, board.violations, board.gaps),
         "assumptions": remarks.assumptions(board.rows),
         "controls": board.controls,
@@ -162,7 +164,7 @@ def render(
         "floors": _floors(),
         "public_only": public_sentences(board.rows),
         "still_leaks": reconstruction_summaries(board.rows),
-        "facts": _facts(board, records),
+        "facts": _facts(board, records, honest),
         "opening": _opening(parts),
         "parts": parts,
         "many": len(board.rows) > MANY,
@@ -175,7 +177,10 @@ def render(
         "ranks": ranks_sentence(board.rows),
         "unmeasured": remarks.unmeasured(board.unranked),
         "needs": needs_words(records),
-        "shared": shared_words(records),
+        "shared": shared_words(honest),
+        "active": [result.words | {"suite": result.suite} for result in board.active],
+        "active_title": TITLE,
+        "active_about": ABOUT,
         "sizes": sizes_words([record for row in board.rows for record in row.records]),
         "seeded": any(record.noise == "seeded" for record in records),
         "comparisons": remarks.comparisons(board.rows),
@@ -307,10 +312,10 @@ def _floors() -> str:
     )
 
 
-def _facts(board: Board, records: Sequence[Record]) -> list[tuple[str, str, str]]:
+def _facts(board: Board, records: Sequence[Record], honest: Sequence[Record]) -> list[tuple[str, str, str]]:
     """Figures for a quick look: (number, unit, tone); the tone is empty if the number is no verdict."""
     ok = sum(control.ok for control in board.controls)
-    attacks = {record.attack.name for record in records if record.attack}
+    attacks = {record.attack.name for record in honest if record.attack}
     epsilons = (row.claim.epsilon for row in board.rows if row.claim and row.control is None)
     claims = [epsilon for epsilon in epsilons if epsilon is not None]  # 0 is the strongest claim, not a missing one
     failed = sum(record.status == "failed" for record in records)

@@ -107,6 +107,11 @@ class Record:
         words = f"{self.attack.name if self.attack else ''} {DOES_NOT_APPLY}"
         return self.status == "skipped" and (self.reason or "").startswith(words)
 
+    @property
+    def active_server(self) -> bool:
+        """True if its attacker chose the model that a client trained from, and is ranked with no honest one."""
+        return self.requires is not None and "MODEL" in self.requires.controls
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "task", task_of(self.kind, self.task))
         conform(self)

@@ -8,8 +8,9 @@ import torch
 from scipy import stats
 
 from leakbench.attacks.core import NotApplicable, SeenMessage
+from leakbench.attacks.core.membership.message_evidence import joined_weights, log_ratio
 from leakbench.attacks.likelihood_ratio import likelihood_ratio
-from leakbench.attacks.message_likelihood import joined_weights, log_ratio, message_likelihood
+from leakbench.attacks.message_likelihood import message_likelihood
 
 from ..parameters import subtests
 from . import toys

@@ -4,6 +4,7 @@ A toy release is encode -> clip -> sum -> noise -> divide of per-example gradien
 that dense, masked and projected releases are the identity, some of its rows and any orthonormal rows.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
@@ -16,10 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from leakbench.attacks.core import (
+    ActiveServer,
     Examples,
     LabelAccess,
     ModelAccess,
     Network,
+    NotApplicable,
     Observation,
     Operation,
     ReleasedPart,
@@ -28,7 +31,9 @@ from leakbench.attacks.core import (
     SeenTranscript,
     Shadows,
     Structure,
+    Target,
     balanced_halves,
+    granted,
 )
 
 CLASSES = 4
@@ -388,6 +393,93 @@ def messages(*, seed: int = 0, noise: float, rounds: int = 4, count: int = 400) 
     return SeenMessages(
         messages=sent, models=[m.global_model for m in sent], candidates=final.candidates, final=final
     ), member
+
+
+def active_target(
+    *,
+    net: str = "relu",
+    seed: int = 0,
+    noise: float = 0.0,
+    count: int = 1,
+    clip_norm: float | None = None,
+    calls: int = 1,
+) -> tuple[ActiveServer, Examples]:
+    """A client of some images that answers to chosen models without a block, and the truth: its images."""
+    batch = examples(count, (1, 8, 8), seed=seed)
+
+    def observed(model: nn.Module, number: int) -> Observation:
+        dim = sum(p.numel() for p in model.parameters())
+        std, own = torch.full((dim,), noise), seed + number
+        step = Step(model=model, batch=batch, encoder=torch.eye(dim), noise_std=std, clip_norm=clip_norm, seed=own)
+        return step.observe(**everything(step, candidates=batch))
+
+    knows = {"labels": batch.labels, "batch_size": count, "candidates": batch}
+    return _active(NETS[net](seed=seed), observed, calls, noise, knows), batch
+
+
+def active_membership_target(*, seed: int = 0, noise: float, count: int = 400) -> tuple[ActiveServer, Tensor]:
+    """A client whose records half of the candidates are, which answers to chosen models; and the truth."""
+    model = linear_net((1, 4, 4), seed=seed)
+    candidates = examples(count, (1, 4, 4), seed=seed)
+    member = torch.randperm(count, generator=generator(seed + 1)) < count // 2
+
+    def message(model: nn.Module, number: int) -> SeenMessage:
+        dim = sum(p.numel() for p in model.parameters())
+        step = Step(
+            model=model, batch=subset(candidates, member), encoder=torch.eye(dim), noise_std=torch.full((dim,), noise),
+            clip_norm=1.0, seed=seed + 2 + number,
+        ).observe(candidates=candidates)  # fmt: skip
+        return SeenMessage(
+            round=number,
+            global_model=ModelAccess(logits=step.logits, input_shape=step.input_shape, classes=step.classes),
+            slices={},
+            sent={"values": -step.released},
+            displacement=-step.released,
+            sums=step.released,
+            weights=(1.0,),
+            contributions=step.contributions,
+            gradients=lambda x, y: rows(model, x, y).detach(),
+            noise_std=noise,
+            others_removed=step.others_removed,
+        )
+
+    return _active(model, message, 2, noise, {"informed": True, "candidates": candidates}), member
+
+
+def _active(
+    model: nn.Module, answer: Callable[[nn.Module, int], Target], calls: int, noise: float, knows: dict[str, Any]
+) -> ActiveServer:
+    """A target whose client answers as `answer` says to a network and the number of the call."""
+    shape, made = tuple(knows["candidates"].inputs.shape[1:]), []
+
+    def built(parameters: Mapping[str, Tensor]) -> nn.Module:
+        changed = copy.deepcopy(model)
+        with torch.no_grad():
+            for name, parameter in changed.named_parameters():
+                parameter.copy_(parameters[name])
+        return changed
+
+    def release(parameters: Mapping[str, Tensor], block: Mapping[str, Tensor] | None) -> Target:
+        if block is not None:
+            raise NotApplicable("toys have no blocks")
+        made.append(None)
+        return answer(built(parameters), len(made) % calls)  # the same noise for the next attack
+
+    return ActiveServer(
+        release=release,
+        calls=calls,
+        parameters={name: p.detach().clone() for name, p in model.named_parameters()},
+        network=lambda: granted(described(model, torch.eye(1), shape).network),
+        logits=lambda parameters, inputs: built(parameters)(inputs).detach(),
+        gradient_norms=lambda parameters, inputs, labels: rows(built(parameters), inputs, labels).double().norm(dim=1),
+        input_shape=shape,
+        input_low=0.0,
+        input_high=1.0,
+        classes=CLASSES,
+        noise_multiplier=noise,
+        population=examples(64, shape, seed=97, first_id=2000),
+        **knows,
+    )
 
 
 def model_target(*, seed: int = 0, memory: float = 4.0, count: int = 400) -> tuple[ModelAccess, Tensor]:

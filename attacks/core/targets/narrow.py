@@ -45,6 +45,9 @@ def narrow(target: T, requires: Requirements) -> T:
             withheld[slot.name] = need
     shown = {name: _alone(value) for name, value in vars(target).items() if name not in withheld}
     shown = {name: _narrowed(value, requires) for name, value in shown.items()}
+    for slot in fields(cast(Any, target)):
+        if "answers" in slot.metadata and shown.get(slot.name) is not None:
+            shown[slot.name] = _narrowing(shown[slot.name], requires)
     return cast(T, view_of(_plain_class(type(target)), shown, withheld))
 
 
@@ -92,6 +95,11 @@ def _narrowed(value: Any, requires: Requirements) -> Any:
         # A generator, so that a lazy transcript stays lazy.
         return Steps(lambda: (_narrowed(element, requires) for element in value), lambda: len(cast(Any, value)))
     return value
+
+
+def _narrowing(function: Callable[..., Target], requires: Requirements) -> Callable[..., Target]:
+    """Returns a function whose answer, a target, is narrowed to the same requirements."""
+    return lambda *arguments, **settings: narrow(function(*arguments, **settings), requires)
 
 
 def _holds_targets(value: Any) -> bool:

@@ -360,6 +360,8 @@ def _expected_inclusion(target: Target) -> Callable[[object], InclusionScores]:
 def _expected_reconstruction(target: Target) -> Callable[[object], Reconstruction]:
     # The target's batch size, even if the attack may not read it.
     size, like = target.batch_size_shown, getattr(target, "released", None)
+    if like is None:  # the message of an active server's client is not there yet
+        like = next(iter((getattr(target, "parameters", None) or {}).values()), None)
     shape = getattr(target, "input_shape", None)
 
     def checked(result: object) -> Reconstruction:

@@ -38,6 +38,7 @@ class Access:
     FEDERATED: ClassVar["Access"]
     LABEL_ONLY: ClassVar["Access"]
     ONE_OFF: ClassVar["Access"]
+    ACTIVE_SERVER: ClassVar["Access"]
 
     def __str__(self) -> str:
         return f"Access.{self.name}"
@@ -54,6 +55,7 @@ Access.ALL_STEPS = Access(
 )
 Access.FEDERATED = Access("FEDERATED", "all messages of a federated client", includes=("WHITE_BOX", "BROADCAST"))
 Access.LABEL_ONLY = Access("LABEL_ONLY", "the labels that the final model answers with")
+Access.ACTIVE_SERVER = Access("ACTIVE_SERVER", "what a federated client answers to the server's choice of a model")
 Access.ONE_OFF = Access("ONE_OFF", "releases on all the data beside the steps, and the model they were taken at")
 
 
@@ -75,10 +77,11 @@ class Knows(Flag):
 
 
 class Controls(Flag):
-    """Influence of the adversary on the training data."""
+    """Influence of the adversary on the training: on its data, or on the model that a client trains from."""
 
     NOTHING = 0
     CANARIES = auto()
+    MODEL = auto()
 
 
 MEANING = {
@@ -90,6 +93,7 @@ MEANING = {
     Knows.PRIOR: "candidates of which one is the record that is sought",
     Knows.SHADOWS: "shadow models that were trained as the target was",
     Controls.CANARIES: "canaries among the training data",
+    Controls.MODEL: "the model that a client trains from",
     Access.WHITE_BOX: "the parameters of the model",
     Access.ALL_STEPS: "the update of every step",
     Access.ONE_OFF: "the releases beside the steps",
@@ -105,7 +109,7 @@ class Requirements:
     Attributes:
         access: the adversary's access.
         knows: side knowledge.
-        controls: influence on training.
+        controls: influence on training; `MODEL` is that of an active server, all others are passive.
     """
 
     access: Access

@@ -77,12 +77,31 @@ def tensor_like(array: np.ndarray, like: Tensor) -> Tensor:
 
 
 def parameters_of(arrays: Arrays, like: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-    """Returns the global model that a server has sent."""
+    """Returns the global model that a server has sent, which may be any finite one.
+
+    Raises:
+        ValueError: it has another size, or numbers that are not finite in the model's type; no example was read.
+    """
     parameters = arrays.get(MODEL)
     if parameters is None or parameters.shape != like.shape:
         size = "none" if parameters is None else list(parameters.shape)
         raise ValueError(f"arrays must have the {len(like)} numbers of the model under '{MODEL}', got {size}")
-    return tensor_like(parameters, like)
+    sent = tensor_like(parameters, like)
+    refuse_non_finite(sent)
+    return sent
+
+
+def refuse_non_finite(parameters: Float[Tensor, " dim"]) -> None:
+    """Refuses a global model with NaN or infinity.
+
+    Raises:
+        ValueError: it has some; the message counts them.
+    """
+    if broken := int((~parameters.isfinite()).sum()):
+        raise ValueError(
+            f"a global model must be finite, got NaN or infinity in {broken} of its {len(parameters)} numbers; a "
+            "client takes no step from it"
+        )
 
 
 def on_device_of(message: Message, like: Tensor) -> Message:

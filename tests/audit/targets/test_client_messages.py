@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from leakbench.attacks.core import Access, AccessError, Knows, NotApplicable, Requirements, granted, narrow
-from leakbench.attacks.message_likelihood import log_ratio
+from leakbench.attacks.core.membership.message_evidence import log_ratio
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.subjects.client_attacks import _messages
 from leakbench.audit.subjects.federated_run import ClientsRun

@@ -1,0 +1,114 @@
+"""Suites with attacks of active servers: charges, refusals, and a table apart from honest results."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from leakbench.audit.plan.expand import plan
+from leakbench.audit.run.harness import run
+from leakbench.audit.run.verify import contradiction
+from leakbench.audit.suite import suite as suites
+from leakbench.leaderboard.board.table import Board
+from leakbench.leaderboard.page.build import render
+from leakbench.leaderboard.records.record import Record, read_all
+
+SUITE = """
+name = "active"
+seeds = [0]
+controls = false
+task = { data = "digits", model = "mlp", private = 80, batch = 10, lr = 0.5, candidates = 20 }
+budget = { noise_multiplier = 4.0, delta = 1e-5 }
+federated = { clients = 4, rounds = 2, local_steps = 1, participation = 1.0, chosen_models = 3 }
+share = { data = "digits", model = "mlp", batch = 4, images = 1, noise = ["none", "calibrated"] }
+defense = [{ name = "fed_avg" }]
+attack = [{ name = "imprint" }, { name = "fishing" }, { name = "active_membership" }, { name = "message_likelihood" }]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("active")
+    (folder / "active.toml").write_text(SUITE)
+    run(suites.load(folder / "active.toml"), folder / "out", device=None, jobs=1)
+    return next((folder / "out").rglob("*.json")).parent
+
+
+@pytest.fixture(scope="module")
+def records(folder) -> list[Record]:
+    return read_all(folder)
+
+
+def of(records: list[Record], attack: str, noise: str | None = None) -> Record:
+    return next(r for r in records if r.attack and r.attack.name == attack and r.task.noise == noise)
+
+
+def test_a_claim_counts_the_messages_that_were_asked_for(records):
+    one, three = of(records, "imprint", "calibrated"), of(records, "active_membership")
+    assert one.task["releases"] == 1 and three.task["releases"] == 3
+    for record in (one, three):
+        assert record.status == "ok" and record.active_server and record.claim is not None
+    # Four examples in one full batch at multiplier 4, by dp-accounting.
+    import dp_accounting
+
+    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4)
+    accountant.compose(dp_accounting.GaussianDpEvent(4.0))
+    assert one.claim.epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
+    sampled = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4)
+    sampled.compose(dp_accounting.PoissonSampledDpEvent(0.5, dp_accounting.GaussianDpEvent(4.0)), 3)
+    assert three.claim.epsilon == pytest.approx(sampled.get_epsilon(1e-5), rel=1e-3)
+
+
+def test_results_are_in_no_row_control_or_honest_table_and_in_one_of_their_own(records, tmp_path):
+    board = Board.from_records(records)
+    honest = Board.from_records([record for record in records if not record.active_server])
+    assert board.rows == honest.rows and board.controls == honest.controls and board.unranked == honest.unranked
+    assert board.to_csv() == honest.to_csv() and not honest.active
+    assert {result.attack for result in board.active} == {"imprint", "fishing", "active_membership"}
+    assert "Active server: it chooses the model that a client trains from" in board.to_text(width=200)
+    assert board.to_text(width=200).startswith(honest.to_text(width=200).split("\nAttack")[0][:200])
+    tree = board.to_dict()
+    assert "active_server" not in honest.to_dict() and len(tree.pop("active_server")) == len(board.active)
+    page, plain = (
+        render(board, records, tmp_path),
+        render(honest, [r for r in records if not r.active_server], tmp_path),
+    )
+    assert 'id="active"' in page and 'id="active"' not in plain
+    part = page[page.index('id="board"') : page.index('id="active"')]
+    assert "imprint" not in part and "fishing" not in part and "active_membership" not in part
+
+
+def test_a_violated_claim_is_an_alarm_although_the_result_is_not_ranked(records):
+    broken = [replace(r, flags=(*r.flags, "claim_violated")) if r.active_server else r for r in records]
+    board = Board.from_records(broken)
+    assert board.violations and not any("claim_violated" in row.flags for row in board.rows)
+    assert "CLAIM VIOLATED" in board.to_text(width=200)
+
+
+def test_a_record_with_fewer_messages_than_its_epsilon_needs_is_refuted(records):
+    from leakbench.audit.run.claims import unproved_share
+
+    record = of(records, "imprint", "calibrated")
+    assert not unproved_share(record)
+    more = replace(record, task=json.loads(json.dumps(dict(record.task) | {"releases": 3}, default=list)))
+    assert "does not follow from its steps" in unproved_share(more)
+
+
+def test_without_clients_an_active_server_has_nobody_to_send_a_model_to(tmp_path):
+    central = SUITE.replace("federated = {", "# federated = {").replace("lr = 0.5,", "lr = 0.5, epochs = 1,")
+    (tmp_path / "central.toml").write_text(central.replace('{ name = "fed_avg" }', '{ name = "dp_sgd" }'))
+    cells = plan(suites.load(tmp_path / "central.toml")).cells
+    skips = {cell.request.attack.name: cell.skip for cell in cells if cell.request.attack}
+    assert "needs a client that trains from a server's model; add a [federated] table" in skips["imprint"]
+    assert "has no [federated] table" in skips["active_membership"]
+
+
+def test_arrays_and_rounds_of_every_record_give_its_numbers_and_claim_again(records, folder):
+    assert [contradiction(record, folder) for record in records if record.status == "ok" and record.active_server] == [
+        "" for record in records if record.status == "ok" and record.active_server
+    ]
+    # Rounds at chosen models are fewer than the training's, so its claim would not do for them, nor theirs for it.
+    three = of(records, "active_membership")
+    assert three.claim is not None and three.claim.epsilon is not None
+    less = replace(three, claim=replace(three.claim, epsilon=three.claim.epsilon * 0.9))
+    assert "does not follow" in contradiction(less, folder)
