@@ -253,7 +253,10 @@ class Suite(Document):
                     tuple(AttackChoice(name=c["name"], settings=c["settings"]) for c in entry)
                     for entry in choices[-len(names) :]
                 )
-            added._added += tuple((kind, text, entry["name"]) for text, entry in zip(names, entries, strict=True))
+            added._added = (
+                *added._added,
+                *((kind, name, entry["name"]) for name, entry in zip(names, entries, strict=True)),
+            )
         return added
 
     def with_overrides(self, overrides: Sequence[str], *, seed: int | None = None) -> Suite:

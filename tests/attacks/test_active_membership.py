@@ -26,19 +26,22 @@ def test_every_candidate_contributes_the_clip_norm_so_the_auc_is_that_of_a_gauss
 
 def test_the_model_sent_does_not_depend_on_the_candidates_and_gives_large_gradients():
     target, _ = toys.active_membership_target(noise=1.0)
-    sent, release = [], target.release
-    assert release is not None and target.candidates is not None
+    sent, release, candidates = [], target.release, target.candidates
+    assert release is not None and candidates is not None
 
     def noted(parameters, block):
         sent.append(parameters)
         return release(parameters, block)
 
     active_membership(toys.replace(target, release=noted), toys.generator(0))
-    some = toys.subset(target.candidates, torch.arange(3))
-    target = toys.replace(target, release=noted, candidates=target.candidates)
-    norms = target.gradient_norms(sent[0], target.candidates.inputs, target.candidates.labels)
+    norms = target.gradient_norms(sent[0], candidates.inputs, candidates.labels)
     assert float(norms.min()) > 0.8  # (1 - 1 / 4)^(1/2) by the bias alone
-    assert all(torch.equal(a, b) for a, b in zip(sent[0].values(), sent[1].values(), strict=True)) and len(some) == 3
+    others, _ = toys.active_membership_target(noise=1.0, seed=1)
+    assert others.candidates is not None and not torch.equal(others.candidates.inputs, candidates.inputs)
+    active_membership(toys.replace(target, release=noted, candidates=others.candidates), toys.generator(0))
+    calls = len(sent) // 2
+    for first, second in zip(sent[:calls], sent[calls:], strict=True):
+        assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_without_noise_participants_are_told_and_the_scores_are_decisions():

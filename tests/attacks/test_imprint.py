@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from leakbench.attacks.core import NotApplicable, Reconstruction
+from leakbench.attacks.core import NotApplicable, Observation, Reconstruction
 from leakbench.attacks.core.closed_form.layer_rows import layer_rows
 from leakbench.attacks.imprint import imprint
 
@@ -63,6 +63,7 @@ def test_of_a_mask_pixels_are_determined_where_released_rows_enclose_no_other_im
 
     def masked(parameters, block):
         seen = release(parameters, block)
+        assert isinstance(seen, Observation) and isinstance(seen.noise_std, torch.Tensor)
         structure = toys.described(model, torch.eye(dim)[kept], (1, 8, 8))
         return toys.replace(
             seen, released=seen.released[kept], noise_std=seen.noise_std[kept], structure=lambda: structure

@@ -332,7 +332,10 @@ def test_boards_are_exported_from_several_folders_without_their_paths(command):
     _, out, err = command("leaderboard", "table", whole, "more", "--format", "parquet", "--out", "board.parquet")
     assert (out, err) == ("", "written: board.parquet\n")
     measured = [
-        r.metrics["accuracy"].value for folder in (whole, "more") for r in read_all(folder) if r.kind == "utility"
+        r.metrics["accuracy"].value or 0.0
+        for folder in (whole, "more")
+        for r in read_all(folder)
+        if r.kind == "utility"
     ]
     (line,) = (line for line in parquet.read_table("board.parquet").to_pylist() if line["metric"] == "accuracy")
     assert line["value"] == pytest.approx(sum(measured) / 2) and line["n"] == 2 and line["seeds"].endswith("7")

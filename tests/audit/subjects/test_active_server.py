@@ -48,6 +48,7 @@ def test_a_claim_counts_the_messages_that_were_asked_for(records):
     assert one.task["releases"] == 1 and three.task["releases"] == 3
     for record in (one, three):
         assert record.status == "ok" and record.active_server and record.claim is not None
+    assert one.claim is not None and three.claim is not None
     # Four examples in one full batch at multiplier 4, by dp-accounting.
     import dp_accounting
 

@@ -40,7 +40,7 @@ def flat_logits(model: nn.Module, growth: float = 8.0) -> Tensor:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(growth)
-        for parameter in model[-1].parameters():
+        for parameter in [*model.children()][-1].parameters():
             parameter.zero_()
     return Layout.of(model).read(model)
 
