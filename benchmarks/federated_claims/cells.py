@@ -144,12 +144,20 @@ def settings_of(records: Sequence[Record]) -> list[SuiteResults]:
         common["federated"] = {key: value for key, value in task["federated"].items() if key != "attacked"}
         key = json.dumps([record.suite, common], sort_keys=True)
         _add(settings.setdefault(key, SuiteResults(record.suite, common)), record, task)
-    several: dict[str, int] = {}
-    for setting in settings.values():
-        several[setting.suite] = several.get(setting.suite, 0) + 1
-        if several[setting.suite] > 1:
-            setting.suite += f" ({several[setting.suite]})"
+    _name_apart([*settings.values()])
     return list(settings.values())
+
+
+def _name_apart(settings: Sequence[SuiteResults]) -> None:
+    """Names later settings of a suite by their difference from its first one, such as "fed (split dirichlet)"."""
+    first: dict[str, dict[str, Any]] = {}
+    for setting in settings:
+        own = {**setting.task, **setting.task["federated"]}
+        del own["federated"]
+        base = first.setdefault(setting.suite, own)
+        if own != base:
+            differing = sorted(key for key in own.keys() | base.keys() if own.get(key) != base.get(key))
+            setting.suite += f" ({', '.join(f'{key} {own.get(key)}' for key in differing)})"
 
 
 def method_name(name: str, settings: Mapping[str, Any]) -> str:

@@ -360,7 +360,7 @@ def test_a_claim_without_one_of_its_methods_or_levels_says_that_it_is_a_part():
 
 def test_settings_of_one_suite_have_names_of_their_own():
     two = settings_of([record("fed_avg", 0, 0.5), record("fed_avg", 0, 0.5, rounds=3)])
-    assert [setting.suite for setting in two] == ["toy", "toy (2)"]
+    assert [setting.suite for setting in two] == ["toy", "toy (rounds 3)"]
 
 
 def test_records_that_differ_in_the_attacked_client_alone_are_of_one_setting():
