@@ -255,6 +255,10 @@ class Subspace:
         parts = [inner_products(rows[:, a:b], v.to(rows)) for v, (a, b) in zip(self.bases, self.spans, strict=True)]
         return torch.cat(parts, dim=1) if parts else rows.new_zeros(rows.shape[0], 0)
 
+    def coordinates(self, vector: Float[Tensor, " dim"]) -> Float[Tensor, " size"]:
+        """Returns inner products of a single vector with the directions; rounding may differ from `encode`."""
+        return self.encode(vector.unsqueeze(0)).squeeze(0)
+
     def least(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
         """Returns a fraction of each row's norm: coefficients of a row orthogonal to the basis are rounding error."""
         return LEAST_SHARE * row_norms(rows)

@@ -361,6 +361,17 @@ class ImplicitSubspace(Subspace):
                 )
         return torch.cat(coefficients, dim=1)
 
+    def coordinates(self, vector: Float[Tensor, " dim"]) -> Float[Tensor, " size"]:
+        """Returns inner products of a single vector with the directions, without forming a basis."""
+        # Not in `encode`, whose rows are examples: their rounding would depend on the size of the batch.
+        row, along = vector.unsqueeze(0), [vector.new_zeros(1, 0)]
+        for part, (start, stop) in zip(self.parts, self.spans, strict=True):
+            part_row = row[:, start:stop]
+            along.append(
+                inner_products(part_row, part.to(row)) if isinstance(part, Tensor) else part.of_rows(part_row)
+            )
+        return torch.cat(along, dim=1).squeeze(0)
+
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
         """Returns the combination of directions with these coefficients."""
         decoded = values.new_zeros(self.dim)

@@ -78,7 +78,7 @@ def at_coordinates(delta: Float[Tensor, " dim"], kept: Int[Tensor, " size"], *, 
 
 def coefficients(delta: Float[Tensor, " dim"], subspace: Subspace) -> Message:
     """Returns a message of the coefficients of a displacement along directions that the server knows."""
-    return Message("coefficients", {"values": subspace.encode(delta.unsqueeze(0)).squeeze(0)})
+    return Message("coefficients", {"values": subspace.coordinates(delta)})
 
 
 def decoded_message(message: Message, dim: int, known: Coordinates | Subspace | None = None) -> Float[Tensor, " dim"]:

@@ -125,6 +125,16 @@ def test_that_somebody_formed_a_basis_changes_no_digit():
     assert torch.equal(looked_at.project(row), left_alone.project(row))
 
 
+@subtests("kind", ["outer products", "sketch"])
+def test_coordinates_of_a_vector_are_those_of_the_bases_and_form_none(kind):
+    implicit, formed = subspaces(kind)
+    vector = torch.randn(139, generator=coins(8))
+    fresh = pickle.loads(pickle.dumps(implicit))  # noqa: S301 -- our own bytes, without bases
+    close(fresh.coordinates(vector), formed.encode(vector[None])[0], rtol=1e-5, atol=1e-5)
+    assert torch.equal(formed.coordinates(vector), formed.encode(vector[None])[0])
+    assert kind == "sketch" or vars(fresh.parts[0])["_formed"].empty
+
+
 def test_directions_of_anothers_making_are_refused():
     class Counting(OuterDirections):
         """Its coefficients tell how many rows there are."""
