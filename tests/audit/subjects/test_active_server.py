@@ -11,6 +11,7 @@ from leakbench.audit.run.harness import run
 from leakbench.audit.run.verify import contradiction
 from leakbench.audit.suite import suite as suites
 from leakbench.leaderboard.board.table import Board
+from leakbench.leaderboard.checks.difference import diff
 from leakbench.leaderboard.exports.tidy import tables
 from leakbench.leaderboard.page.build import render
 from leakbench.leaderboard.records.record import Record, RecordedRequirements, read_all
@@ -148,3 +149,24 @@ def test_a_claim_at_chosen_models_is_that_of_the_attacked_client_and_not_of_the_
     assert isinstance(changed.task, TrainingTask)
     with pytest.raises(ValueError, match="releases of a record must be at most the 3 that its clients allow, got 4"):
         proved_by_clients(changed, changed.task, 1e-5)
+
+
+def test_a_difference_of_boards_is_of_active_servers_too_and_their_drift_is_their_own(records, tmp_path):
+    more = replace(of(records, "imprint", "none").metrics["psnr"], value=99.0, low=98.0, high=100.0)
+    paths = []
+    for side, of_side in (
+        ("before", records),
+        (
+            "after",
+            [
+                replace(r, metrics={**r.metrics, "psnr": more}) if r.active_server and "psnr" in r.metrics else r
+                for r in records
+            ],
+        ),
+    ):
+        paths.append(tmp_path / f"{side}.json")
+        paths[-1].write_text(json.dumps(Board.from_records(of_side).to_dict()))
+    assert diff(paths[0], paths[0]).equal
+    found = diff(*paths)
+    assert not found.equal and all("active server" in change.name for change in found.rows.changed)
+    assert {drift.name for drift in found.drift if drift.changed} == {"active_server.psnr"}
