@@ -186,7 +186,7 @@ def membership_at_chosen_models(model: ClientsRun, cell: Cell) -> Outcome:
     refuse_other_units(model)
     examples, inside = candidates_of_client(model)
     clients: list[AskedClient] = []
-    # Of this attack alone: another one may send other models, and noise that they share would cancel between them.
+    # A key for each attack: another may send other models, and noise that they share would cancel between them.
     key = None if model.request.secure else cell.request.seed_for(f"noise of chosen models {cell.id}")
 
     def asked_about(chosen: Examples, purpose: str) -> MembershipScores:

@@ -268,7 +268,7 @@ class SharedUpdates:
         models = ChosenModels(model, known, calls)
 
         def message(sent: nn.Module, call: int) -> SharedMessage:
-            # Of this attack alone: noise that two attacks share would cancel between their models.
+            # A key for each attack: noise that two attacks share would cancel between their models.
             return self._message(sent, batch, method, image, common, f" of chosen model {call} {cell.id}")
 
         rounds = ActiveRounds(models, message)

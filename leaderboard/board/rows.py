@@ -179,7 +179,7 @@ def rows_from(records: Iterable[Record], complete: Completeness | None = None) -
     known = Completeness() if complete is None else complete
     lacking = [(manifest.suite, cell) for manifest, cells in known.missing(records) for cell in cells]
     uncovered = {record.id for record in known.uncovered(records)}
-    # A claim holds for any model that a server sends, so an active one refutes it for all.
+    # A claim holds for any model that a server sends, so an active server refutes it for all.
     refuted = {_defended(record) for record in records if record.active_server and "claim_violated" in record.flags}
     records = [record for record in records if not record.active_server]
     groups: dict[str, list[Record]] = {}
