@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
-from leakbench.attacks.core import Controls
 from leakbench.defenses.core import Claim, Federation, RoundSchedule, Sampling, predict_federated
 from leakbench.defenses.core.federated.run import relation_of
 from leakbench.leaderboard.records.record import Record
@@ -33,14 +32,9 @@ def proved_by_clients(record: Record, task: TrainingTask, delta: float) -> Claim
     Raises:
         TypeError, ValueError: for untrusted content that is no federated training.
     """
-    if is_active(record):
+    if record.active_server:
         return _proved_by_chosen(record, task, delta)
     return max(_proved_by_each(record, task, delta), key=lambda claim: claim.epsilon)
-
-
-def is_active(record: Record) -> bool:
-    """True for an attack of an active server, which chooses a client's model."""
-    return record.requires is not None and str(Controls.MODEL.name) in record.requires.controls
 
 
 def _proved_by_chosen(record: Record, task: TrainingTask, delta: float) -> Claim:
@@ -53,6 +47,8 @@ def _proved_by_chosen(record: Record, task: TrainingTask, delta: float) -> Claim
     if own_multiplier(method) is None:
         method = method.with_noise(record.noise_multiplier)
     sampling, rounds = Sampling(cast(Any, task.sampling), task.sample_rate), _releases(task)
+    if rounds > (most := clients.chosen_models or 1):
+        raise ValueError(f"releases of a record must be at most the {most} that its clients allow, got {rounds}")
     nominal = task.get("nominal_size")
     sizes = [size and (nominal or size) for size in task.client_sizes]
     federation = at_chosen_models(clients.federation(sampling.steps_per_epoch), rounds)
@@ -60,9 +56,24 @@ def _proved_by_chosen(record: Record, task: TrainingTask, delta: float) -> Claim
     ledgers = predict_federated(
         method, sizes, federation=federation, sampling=sampling, schedule=RoundSchedule((everybody,) * rounds)
     )
-    claims = [ledgers[client].claim(delta, unit=method.unit) for client in everybody]
-    least = min(claims, key=lambda claim: claim.epsilon)  # any client may be attacked
+    claims = [ledgers[client].claim(delta, unit=method.unit) for client in _attacked(record, task, clients, delta)]
+    least = min(claims, key=lambda claim: claim.epsilon)
     return replace(least, relation=relation_of(least.relation, method, federation, size_public=nominal is None))
+
+
+def _attacked(record: Record, task: TrainingTask, clients: FederatedTable, delta: float) -> list[int]:
+    """Returns the attacked client: that of the suite, or all with the largest epsilon of the training, of which one is.
+
+    Raises:
+        ValueError: the suite's has no examples.
+    """
+    if isinstance(clients.attacked, int):
+        if not task.client_sizes[clients.attacked]:
+            raise ValueError(f"client {clients.attacked} is attacked, and has no examples")
+        return [clients.attacked]
+    epsilons = [claim.epsilon for claim in _proved_by_each(record, task, delta)]
+    largest = max(epsilons) * (1 - 1e-6)
+    return [client for client, epsilon in enumerate(epsilons) if epsilon >= largest and task.client_sizes[client]]
 
 
 def unproved_clients(record: Record, epsilons: Sequence[float], *, tolerance: float) -> str:

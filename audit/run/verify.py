@@ -24,7 +24,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from leakbench.attacks.core import Knows
+from leakbench.attacks.core import Controls, Knows
 from leakbench.leaderboard.records.arrays import read_table
 from leakbench.leaderboard.records.details import AucDetail, ProvedDetail
 from leakbench.leaderboard.records.files import read_bytes
@@ -97,21 +97,23 @@ def _unlike_itself(record: Record, again: dict[str, Metric]) -> str:
         record: whose metrics agree with its scores.
         again: metrics of its scores.
     """
+    if record.attack is not None:
+        name = record.attack.name
+        # Only attacks of the catalogue are looked up: a method given by path would be executed.
+        if name in catalog.names("attacks") and (own := _granted(name)) not in (None, _decisive(record.requires)):
+            return f"it says that {name} is given {_decisive(record.requires)}, and {name} is given {own}"
     if record.kind == "canaries":
         return _unflagged(record, again[canaries.NAME], "canaries", "of a record that is added")
     if record.kind != "membership" or record.attack is None:
         return ""
     bound, auc = again.get(random_split.NAME), AucDetail.of(record.metrics["auc"].detail)
     if record.requires is not None:
-        access, name = record.requires.access, record.attack.name
+        access = record.requires.access
         row = next(
             (row for row in THREAT_MODELS.values() if (row.kind, row.access.name) == ("membership", access)), None
         )
         if row is not None and ("participation_known" in record.flags) != row.participation_known:
             return f"it is flagged participation_known or not against its access, {access}"
-        # Only attacks of the catalogue are looked up: a method given by path would be executed.
-        if name in catalog.names("attacks") and (own := _granted(name)) not in (None, _decisive(record.requires)):
-            return f"it says that {name} is given {_decisive(record.requires)}, and {name} is given {own}"
     if "shift_p_value" in auc:
         p_value = auc.shift_p_value
         if ("distribution_shift" in record.flags) != (p_value is not None and p_value < SHIFTED):
@@ -177,9 +179,13 @@ def _granted(name: str) -> str | None:
         return None
 
 
-def _decisive(requires: RecordedRequirements) -> str:
+def _decisive(requires: RecordedRequirements | None) -> str:
+    if requires is None:
+        return "nothing"
     # Other declared requirements may differ between versions.
-    return f"{requires.access}{' and the others' if Knows.OTHERS.name in requires.knows else ''}"
+    others = " and the others" if Knows.OTHERS.name in requires.knows else ""
+    chosen = " and the choice of the model" if Controls.MODEL.name in requires.controls else ""
+    return f"{requires.access}{others}{chosen}"
 
 
 def _same(a: float | None, b: float | None) -> bool:

@@ -13,7 +13,16 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor
 
-from leakbench.attacks.core import ActiveServer, Examples, Knows, MembershipScores, NotApplicable, SeenMessage, Target
+from leakbench.attacks.core import (
+    AccessError,
+    ActiveServer,
+    Examples,
+    Knows,
+    MembershipScores,
+    NotApplicable,
+    SeenMessage,
+    Target,
+)
 from leakbench.defenses.core import FederatedRun, Layout, RoundSchedule, keyed
 
 from .. import progress_events
@@ -35,25 +44,29 @@ from .outcome import Finding, Outcome, finite_claim, pick
 class AskedClient:
     """The attacked client, from whose rounds an active server's target is built."""
 
-    def __init__(self, model: ClientsRun, candidates: Candidates, knows: Knows) -> None:
+    def __init__(
+        self, model: ClientsRun, candidates: Candidates, knows: Knows, key: int | None, original: AskedClient | None
+    ) -> None:
         """Starts the client; nothing is released yet.
 
         Args:
             model: the clients and their method.
             candidates: of the membership test.
             knows: side knowledge of the attack.
+            key: secret key of sampler and noise; None for keys of the operating system.
+            original: client under the same key, whose releases are repeated; None for releases of its own.
 
         Raises:
             NotApplicable: the client rule trains another network than the model.
         """
-        self._model, self._candidates, self._knows = model, candidates, knows
+        self._model, self._candidates, self._knows, self._original = model, candidates, knows, original
+        self._sent: list[Tensor] = []
         self._client, self._calls = model.attacked, clients_of(model.request).chosen_models or 1
         federation = at_chosen_models(model.federation, self._calls)
-        request = model.request
-        key = None if request.secure else request.seed_for("noise of chosen models")
         everybody = tuple(number for number, size in enumerate(model.sizes) if size)
         settings = replace(model.settings(federation, key), schedule=RoundSchedule((everybody,) * self._calls))
         self._training = model.started(settings, {"messages"}, self._client)
+        self._answered = 0
         network, self._loss = settings.method.rule.network(self._training.setup.model, settings.recipe.loss)
         if network is not self._training.setup.model:
             raise NotApplicable(
@@ -87,16 +100,38 @@ class AskedClient:
         if block is not None:
             raise NotApplicable("membership is asked of the client's own network, and a block was put in front of it")
         chosen = self._models.flat(parameters)
+        self._refuse_other_models(chosen)
+        if self._answered < self._models.made:
+            raise AccessError("a release of this client has failed, and its round must not be taken again")
         self._models.begin()
+        self._sent.append(chosen)
         training, earlier = self._training, len(self._training.replies.get(self._client, []))
         training.state.parameters = chosen
         outcome = training.opened()
         training.take_part(training.state.clients[self._client], outcome)
         training.end(outcome)
+        self._answered += 1
+        if training.outgrew:
+            raise NotApplicable(training.outgrew)
         replies = training.replies.get(self._client, [])
         if len(replies) == earlier:
             raise NotApplicable("the client's message at this model is not finite, and is not sent")
         return self._seen()
+
+    def _refuse_other_models(self, chosen: Tensor) -> None:
+        """Refuses models in a repetition that were not sent before: two releases under one noise show their difference.
+
+        Raises:
+            ValueError: it is a repetition, and the original call sent another model.
+        """
+        if self._original is None:
+            return
+        place, sent = len(self._sent), self._original._sent
+        if place >= len(sent) or not torch.equal(sent[place], chosen):
+            raise ValueError(
+                "an attack on a single candidate must send the models that it sent for all candidates: a repetition "
+                "has the same noise, which would cancel between releases at two models"
+            )
 
     def _seen(self) -> SeenMessage:
         model, training = self._model, self._training
@@ -129,10 +164,12 @@ class AskedClient:
         """Returns the client's rounds so far, with its ledger.
 
         Raises:
-            ValueError: the attack opened no round.
+            ValueError: the attack opened no round, or a release failed, whose failure may tell something.
         """
         if not self._models.made:
             raise ValueError("an attack of an active server must send a model, and this one sent none")
+        if self._answered < self._models.made:
+            raise ValueError("every release of a client must end its round, and one of them failed")
         return self._training.result()
 
 
@@ -149,10 +186,12 @@ def membership_at_chosen_models(model: ClientsRun, cell: Cell) -> Outcome:
     refuse_other_units(model)
     examples, inside = candidates_of_client(model)
     clients: list[AskedClient] = []
+    # A key for each attack: another may send other models, and noise that they share would cancel between them.
+    key = None if model.request.secure else cell.request.seed_for(f"noise of chosen models {cell.id}")
 
     def asked_about(chosen: Examples, purpose: str) -> MembershipScores:
         candidates = Candidates.draw(chosen, cell.request.seed_for(f"{purpose} {cell.id}"))
-        clients.append(AskedClient(model, candidates, knows))
+        clients.append(AskedClient(model, candidates, knows, key, clients[0] if clients else None))
         # The same generator, and the same noise, at every call: a repetition is the same release again.
         generator = keyed(cell.request.seed_for(f"attack {cell.id}"))
         return candidates.answers(attack(clients[-1].target(), generator, **copy.deepcopy(requested.settings)))

@@ -188,7 +188,7 @@ class SharedUpdates:
         model = build_model(request, splits, of=update)
         generator = keyed(request.seed_for(f"attack {cell.id} {image}"))
         if isinstance(defense, Federated) and self._is_active(cell):
-            answer, shared = self._active(model, batch, defense, image, common, attack, generator)
+            answer, shared = self._active(model, batch, defense, cell, image, common, attack, generator)
             return self._scored(image, inputs, labels, shared, answer, knows, prior)
         if isinstance(defense, Federated):
             shared: Shared = self._message(model, batch, defense, image, common)
@@ -256,6 +256,7 @@ class SharedUpdates:
         model: nn.Module,
         batch: tuple[Tensor, Tensor],
         method: Federated,
+        cell: Cell,
         image: int,
         common: dict[str, Any],
         attack: Attack[Any],
@@ -265,9 +266,12 @@ class SharedUpdates:
         known, message = common["public_knowledge"], self._update.message or {}
         calls = message.get("chosen_models", 1)
         models = ChosenModels(model, known, calls)
-        rounds = ActiveRounds(
-            models, lambda sent, call: self._message(sent, batch, method, image, common, f" of chosen model {call}")
-        )
+
+        def message(sent: nn.Module, call: int) -> SharedMessage:
+            # A key for each attack: noise that two attacks share would cancel between their models.
+            return self._message(sent, batch, method, image, common, f" of chosen model {call} {cell.id}")
+
+        rounds = ActiveRounds(models, message)
         population = known.population
         target = ActiveServer(
             release=rounds.release,

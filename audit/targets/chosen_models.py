@@ -137,21 +137,21 @@ def behind_block(block: ImprintBlock, model: nn.Module, input_shape: tuple[int, 
     bins, inputs = block.weight.shape
     if inputs != math.prod(input_shape):
         raise ValueError(f"a block must be of inputs of {math.prod(input_shape)} numbers, got {inputs}")
-    for part in block.tensors.values():
-        refuse_non_finite(part.reshape(-1))
     like = next(model.parameters())
+    sent = [part.detach().to(like) for part in block.tensors.values()]
+    for part in sent:  # in the model's type, where a finite float64 may be infinite
+        refuse_non_finite(part.reshape(-1))
     first, second = (
-        nn.Linear(*sizes, device="meta").to_empty(device="cpu") for sizes in ((inputs, bins), (bins, inputs))
+        nn.Linear(*sizes, device="meta", dtype=like.dtype).to_empty(device=like.device)
+        for sizes in ((inputs, bins), (bins, inputs))
     )
     with torch.no_grad():
-        for parameter, values in zip(
-            (first.weight, first.bias, second.weight, second.bias), block.tensors.values(), strict=True
-        ):
+        for parameter, values in zip((first.weight, first.bias, second.weight, second.bias), sent, strict=True):
             parameter.copy_(values)
     layers = [nn.Flatten(), first, nn.ReLU(), second]
     if len(input_shape) > 1:
         layers.append(nn.Unflatten(1, input_shape))
-    return nn.Sequential(*layers, model).to(like)
+    return nn.Sequential(*layers, model)
 
 
 class ActiveRounds:

@@ -2,7 +2,7 @@
 
 An honest server sends the model of the last rounds. One that sends any other sees more of a client than every honest
 adversary of the board, and may be noticed. So its records are in no worst case, control, rank or plot; only a claim
-that they refute is an alarm, because a claim holds for any model that is sent.
+that they refute is an alarm, and flags its row, because a claim holds for any model that is sent.
 """
 
 from collections.abc import Iterable, Sequence

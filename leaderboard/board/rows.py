@@ -166,7 +166,7 @@ def rows_from(records: Iterable[Record], complete: Completeness | None = None) -
     """Groups records into rows, in the order of the board.
 
     Args:
-        records: of any number of suites; those of active servers are no part of a row.
+        records: of any number of suites; of active servers, only a refuted claim is part of a row.
         complete: manifests beside them; without manifests, completeness is unknown and nothing is ranked.
 
     Returns:
@@ -179,12 +179,12 @@ def rows_from(records: Iterable[Record], complete: Completeness | None = None) -
     known = Completeness() if complete is None else complete
     lacking = [(manifest.suite, cell) for manifest, cells in known.missing(records) for cell in cells]
     uncovered = {record.id for record in known.uncovered(records)}
+    # A claim holds for any model that a server sends, so an active server refutes it for all.
+    refuted = {_defended(record) for record in records if record.active_server and "claim_violated" in record.flags}
     records = [record for record in records if not record.active_server]
     groups: dict[str, list[Record]] = {}
     for record in records:
-        secure = record.noise == "secure"  # other random draws throughout, so a separate row
-        who = (record.suite, record.defense.name, record.defense.settings, record.budget, record.control, secure)
-        groups.setdefault(key_of(who), []).append(record)
+        groups.setdefault(_defended(record), []).append(record)
     drafts = [draft for group in groups.values() for draft in _drafts(group)]
     families: dict[tuple[str, ...], list[_Draft]] = {}
     for draft in drafts:
@@ -192,10 +192,22 @@ def rows_from(records: Iterable[Record], complete: Completeness | None = None) -
         key = (draft.suite, draft.data, draft.model, draft.name, draft.first.control or "")
         families.setdefault(key, []).append(draft)
     rows = [row for family in families.values() for row in _finish(family)]
+    rows = [
+        replace(row, flags=tuple(dict.fromkeys((*row.flags, "claim_violated"))))
+        if _defended(row.records[0]) in refuted
+        else row
+        for row in rows
+    ]
     rows = placed(
         [_compared_with_plan(row, complete, lacking, uncovered) for row in _compared(rows, set(mixed(records)))]
     )
     return rows
+
+
+def _defended(record: Record) -> str:
+    """Key of the records of a defense, whatever was trained and attacked."""
+    secure = record.noise == "secure"  # other random draws throughout, so a separate row
+    return key_of((record.suite, record.defense.name, record.defense.settings, record.budget, record.control, secure))
 
 
 def placed(rows: Iterable[Row]) -> list[Row]:

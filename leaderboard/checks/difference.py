@@ -22,6 +22,9 @@ from ..records.validation import RecordError, json_values, parse_json
 from .cells import cell_key
 from .text import printable
 
+ACTIVE = "active_server."
+"""Prefix of an active server's metrics, whose drift is no honest attack's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NumberChange:
@@ -164,18 +167,33 @@ def _side(path: Path) -> _Side:
     if path.suffix == ".json" and not path.is_dir():
         try:
             content = parse_json(read_bytes(path, "board").decode())
-            return _keyed(_row(row) for row in content["rows"]), None
+            return _keyed(_lines(content)), None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, RecordError):
                 raise
             raise RecordError(f"{path} is no board: it must be the board.json of leaderboard build") from None
     folder = read_folder(path)
     board = Board.from_records(folder.records, folder.complete)
-    return _keyed(_row(row) for row in board.to_dict()["rows"]), _keyed(map(_cell, folder.records))
+    return _keyed(_lines(board.to_dict())), _keyed(map(_cell, folder.records))
 
 
 def _keyed(items: Iterable[tuple[str, _Item]]) -> dict[str, _Item]:
     return dict(sorted(items, key=lambda item: (item[1].name, item[0])))
+
+
+def _lines(board: Mapping[str, Any]) -> Iterable[tuple[str, _Item]]:
+    """Yields the rows of a board, and the results of its active servers."""
+    yield from map(_row, board["rows"])
+    yield from map(_active, board.get("active_server", []))
+
+
+def _active(result: Mapping[str, Any]) -> tuple[str, _Item]:
+    words = [result[key] for key in ("suite", "defense", "attack", "kind", "variant")]
+    name = printable(f"{words[0]}: {words[1]} x {', '.join(filter(None, words[2:]))}, active server")
+    measured = result["measured"]
+    numbers = {ACTIVE + measured["metric"]: (measured["value"], measured["low"], measured["high"])}
+    fields = {key: result[key] for key in ("claim", "releases", "seeds", "flags", "reasons")}
+    return key_of(["active server", *words]), _Item(name, numbers, fields)
 
 
 def _row(row: Mapping[str, Any]) -> tuple[str, _Item]:
@@ -190,7 +208,8 @@ def _row(row: Mapping[str, Any]) -> tuple[str, _Item]:
 
 
 def _cell(record: Record) -> tuple[str, _Item]:
-    numbers = {name: (metric.value, metric.low, metric.high) for name, metric in record.metrics.items()}
+    apart = ACTIVE if record.active_server else ""
+    numbers = {apart + name: (metric.value, metric.low, metric.high) for name, metric in record.metrics.items()}
     fields = {
         "status": record.status,
         "reason": record.reason if record.status != "ok" else None,

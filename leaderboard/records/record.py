@@ -110,7 +110,8 @@ class Record:
     @property
     def active_server(self) -> bool:
         """True if its attacker chose the model that a client trained from, and is ranked with no honest one."""
-        return self.requires is not None and "MODEL" in self.requires.controls
+        requires = self.requires
+        return requires is not None and ("MODEL" in requires.controls or requires.access == "ACTIVE_SERVER")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "task", task_of(self.kind, self.task))

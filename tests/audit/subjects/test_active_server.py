@@ -6,12 +6,16 @@ from dataclasses import replace
 import pytest
 
 from leakbench.audit.plan.expand import plan
+from leakbench.audit.run.federated_claims import proved_by_clients
 from leakbench.audit.run.harness import run
 from leakbench.audit.run.verify import contradiction
 from leakbench.audit.suite import suite as suites
 from leakbench.leaderboard.board.table import Board
+from leakbench.leaderboard.checks.difference import diff
+from leakbench.leaderboard.exports.tidy import tables
 from leakbench.leaderboard.page.build import render
-from leakbench.leaderboard.records.record import Record, read_all
+from leakbench.leaderboard.records.record import Record, RecordedRequirements, read_all
+from leakbench.leaderboard.records.task import TrainingTask
 
 SUITE = """
 name = "active"
@@ -79,11 +83,27 @@ def test_results_are_in_no_row_control_or_honest_table_and_in_one_of_their_own(r
     assert "imprint" not in part and "fishing" not in part and "active_membership" not in part
 
 
-def test_a_violated_claim_is_an_alarm_although_the_result_is_not_ranked(records):
+def test_a_violated_claim_is_an_alarm_and_marks_its_row_although_the_result_is_not_ranked(records):
     broken = [replace(r, flags=(*r.flags, "claim_violated")) if r.active_server else r for r in records]
-    board = Board.from_records(broken)
-    assert board.violations and not any("claim_violated" in row.flags for row in board.rows)
-    assert "CLAIM VIOLATED" in board.to_text(width=200)
+    board, whole = Board.from_records(broken), Board.from_records(records)
+    assert board.violations and "CLAIM VIOLATED" in board.to_text(width=200)
+    # A claim is for any model: a row whose claim a server has refuted is published nowhere as if it held.
+    assert [row.flags for row in board.rows] == [(*row.flags, "claim_violated") for row in whole.rows]
+    (line,) = {tuple(line["flags"].split()) for line in tables(board)["record"]}
+    assert "claim_violated" in line
+
+
+def test_an_attack_of_the_catalogue_is_active_or_honest_whatever_its_record_says(records, folder):
+    honest, active = of(records, "message_likelihood"), of(records, "active_membership")
+    images = of(records, "imprint", "calibrated")
+    for record in (honest, active, images):
+        assert record.requires is not None
+        other = () if record.active_server else (*record.requires.controls, "MODEL")
+        forged = replace(record, requires=RecordedRequirements(dict(record.requires) | {"controls": other}))
+        assert "is given" in contradiction(forged, folder)
+    assert "is given" in contradiction(replace(images, requires=None), folder)
+    # Half a forgery is no way into the honest table either.
+    assert replace(active, requires=RecordedRequirements(dict(active.requires or {}) | {"controls": ()})).active_server
 
 
 def test_a_record_with_fewer_messages_than_its_epsilon_needs_is_refuted(records):
@@ -113,3 +133,41 @@ def test_arrays_and_rounds_of_every_record_give_its_numbers_and_claim_again(reco
     assert three.claim is not None and three.claim.epsilon is not None
     less = replace(three, claim=replace(three.claim, epsilon=three.claim.epsilon * 0.9))
     assert "does not follow" in contradiction(less, folder)
+
+
+def test_a_claim_at_chosen_models_is_that_of_the_attacked_client_and_not_of_the_safest(records):
+    record = of(records, "active_membership")
+    task, proved = json.loads(json.dumps(dict(record.task), default=list)), {}
+    sizes = [17, 20, 21, 22]  # the smallest client has the largest sample rate, and so the largest epsilon
+    table = task["federated"] | {"equal": "batch"}
+    for attacked in (None, 0, 3):
+        task |= {"client_sizes": sizes, "federated": table | ({} if attacked is None else {"attacked": attacked})}
+        changed = replace(record, task=task)
+        assert isinstance(changed.task, TrainingTask)
+        proved[attacked] = proved_by_clients(changed, changed.task, 1e-5).epsilon
+    assert proved[None] == proved[0] > proved[3]
+    changed = replace(record, task=task | {"releases": 4})
+    assert isinstance(changed.task, TrainingTask)
+    with pytest.raises(ValueError, match="releases of a record must be at most the 3 that its clients allow, got 4"):
+        proved_by_clients(changed, changed.task, 1e-5)
+
+
+def test_a_difference_of_boards_is_of_active_servers_too_and_their_drift_is_their_own(records, tmp_path):
+    more = replace(of(records, "imprint", "none").metrics["psnr"], value=99.0, low=98.0, high=100.0)
+    paths = []
+    for side, of_side in (
+        ("before", records),
+        (
+            "after",
+            [
+                replace(r, metrics={**r.metrics, "psnr": more}) if r.active_server and "psnr" in r.metrics else r
+                for r in records
+            ],
+        ),
+    ):
+        paths.append(tmp_path / f"{side}.json")
+        paths[-1].write_text(json.dumps(Board.from_records(of_side).to_dict()))
+    assert diff(paths[0], paths[0]).equal
+    found = diff(*paths)
+    assert not found.equal and all("active server" in change.name for change in found.rows.changed)
+    assert {drift.name for drift in found.drift if drift.changed} == {"active_server.psnr"}

@@ -184,8 +184,9 @@ def test_models_of_other_names_shapes_or_numbers_are_refused_in_a_sentence():
     small |= {"back": block().back[:15], "bias": block().bias}
     with pytest.raises(ValueError, match="a block must be of inputs of 16 numbers, got 15"):
         models().built(sent, small)
-    with pytest.raises(ValueError, match="must be finite"):
-        models().built(sent, block().tensors | {"bias": torch.full((6,), math.inf)})
+    for bias in (torch.full((6,), math.inf), torch.full((6,), -1e300, dtype=torch.float64)):
+        with pytest.raises(ValueError, match="must be finite"):
+            models().built(sent, block().tensors | {"bias": bias})
 
 
 def test_a_block_computes_what_it_says_and_is_trained_with_the_network():
