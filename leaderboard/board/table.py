@@ -101,7 +101,7 @@ class Board:
         """Builds the board of all records in several results folders, each checked as by `from_folder`.
 
         Args:
-            results: outputs of runs; a record may be in only one of them.
+            results: outputs of runs; no record may be in two of them.
             verify: recomputes numbers from scores.
         """
         folders = [read_folder(folder, verify) for folder in results]

@@ -18,7 +18,7 @@ DERIVED_SIZES = ("private", "candidates", "non_member", "public")
 
 
 def cell_key(record: Record) -> str:
-    """Identity of a cell and seed: two records that share it are one measurement recorded twice."""
+    """Identity of a cell and seed: two records that share it are the same measurement."""
     attack = None if record.attack is None else asdict(record.attack)
     who = (record.suite, asdict(record.defense), dict(record.budget), record.control, record.noise == "secure")
     return key_of((*who, record.kind, attack, public(record.task), record.seed))

@@ -153,7 +153,7 @@ def _controls(checked: CheckedFolder, records: Sequence[Record], repeated: Seque
     try:
         complete = Completeness(tuple(checked.manifests.values()))
         results = check_controls(rows_from(measured, complete), measured)
-    except Exception as error:  # records of strangers may be valid one by one and make no board
+    except Exception as error:  # records of strangers may be valid by themselves and make no board
         return [
             *faults,
             Fault(file="", field="controls", problem=f"no board can be made: {printable(str(error), 400)}"),

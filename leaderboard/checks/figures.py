@@ -119,7 +119,7 @@ def _bounds(record: Record) -> _Contradictions:
         if known is None or not known.proved or metric.value is None or not isinstance(metric.detail, ProvedDetail):
             continue
         if claim is None or claim.epsilon is None or claim.unit == "client":
-            continue  # no finite claim, or one about another unit than a record of the attack
+            continue  # no finite claim, or a claim about another unit than a record of the attack
         field, detail = f"metrics.{name}", metric.detail
         if record.kind == "canaries" and claim.relation != detail.relation:
             continue  # a bound for another relation of neighbors

@@ -11,7 +11,7 @@ class Limits:
 
     Attributes:
         files: number of files in the folder.
-        bytes: of all arrays together, which are read one by one.
+        bytes: of all arrays together, which are read in turn.
         documents: bytes of all records and manifests together, which are in memory at once.
         record: bytes of a record.
         manifest: bytes of a manifest.

@@ -84,7 +84,7 @@ class MethodFile(_SubmissionTable):
         return f"{self.file}:{self.function}"
 
 
-class Checkpoint(_SubmissionTable):
+class CheckpointFile(_SubmissionTable):
     """A trained model, which need not lie beside the declaration."""
 
     sha256: Annotated[str, Field(pattern=f"^{SHA256}$")]
@@ -115,7 +115,7 @@ class Declaration(_SubmissionTable):
     suite_digest: Annotated[str, Field(pattern=f"^{SHA256}$")]
     """Digest of the suite at its own seeds, without the method of the submission."""
     method: MethodFile | None = None
-    checkpoint: Checkpoint | None = None
+    checkpoint: CheckpointFile | None = None
 
     @model_validator(mode="after")
     def _subject(self) -> "Declaration":
