@@ -37,7 +37,7 @@ def test_a_submission_counts_and_its_row_stands_beside_the_published_ones(tree, 
     code, checked = document(capsys, "submit", submission, "--check", "--board", tree / "ada")
     (entry,) = checked["submissions"]
     assert code == 0 and entry["counts"] and entry["faults"] == []
-    assert entry["tier"]["tier"] == "self-reported"
+    assert not entry["tier"]["recomputed"]
     assert any(row["defense"]["name"] == "ada/half_dp.py:half_dp" for row in checked["board"]["rows"])
     assert {line["verdict"] for line in checked["drift"]} == {"agrees"}  # with itself
     assert not (tmp_path / "canary").exists()
@@ -75,14 +75,14 @@ def test_two_cells_are_verified_and_a_tampered_record_is_then_refused(tree, subm
     assert str(tmp_path) not in json.dumps(stamp)
     code, checked = document(capsys, "submit", submission, "--check")
     tier = checked["submissions"][0]["tier"]
-    assert code == 0 and tier["tier"] == ("verified" if signing else "self-reported")
+    assert code == 0 and tier["recomputed"] == bool(signing) and tier["tier"] == "unverified parts"
 
     record = next(iter((submission / "records").glob("*.json")))
     record.write_text(record.read_text().replace('"seconds": ', '"seconds": 1'))
     code, checked = document(capsys, "submit", submission, "--check")
     entry = checked["submissions"][0]
     assert code == 3 and any(record.name in fault["file"] for fault in entry["faults"])
-    assert entry["tier"]["tier"] == "self-reported"
+    assert not entry["tier"]["recomputed"]
     code, _, error = run_command(capsys, "verify", submission, *arguments)
     assert code == 3 and "is set aside" in error
 
