@@ -124,11 +124,21 @@ def check_tree(root: Path, rules: Rules) -> tuple[list[CheckedSubmission], list[
             continue
         for inner in _entries(Path(entry.path)):
             if inner.is_dir(follow_symlinks=False):
-                submissions.append(check_submission(Path(inner.path), root, rules))
+                submissions.append(_checked(Path(inner.path), root, rules))
             elif inner.name != ALLOWED or inner.is_symlink():
                 problem = f"must be the folder of a submission, or the file {ALLOWED}; remove it"
                 faults.append(_fault(f"{entry.name}/{printable(inner.name)}", "", problem))
     return _with_copies(submissions), faults
+
+
+def _checked(folder: Path, root: Path, rules: Rules) -> CheckedSubmission:
+    """Checks a submission; one that no rule foresaw is refused, because it must say nothing about the others."""
+    try:
+        return check_submission(folder, root, rules)
+    except Exception as error:
+        path = f"{printable(folder.parent.name)}/{printable(folder.name)}"
+        problem = f"cannot be checked: {type(error).__name__}: {printable(str(error))}"
+        return CheckedSubmission(path, folder, None, "", (), (_fault(path, "", problem),))
 
 
 def check_submission(folder: Path, root: Path, rules: Rules) -> CheckedSubmission:

@@ -10,6 +10,7 @@ from leakbench.leaderboard.submissions.signature import can_sign
 from tests.leaderboard.submissions.test_signature import make_key
 
 from .conftest import METHOD, fill, run_command
+from .test_hostile import edited, removed
 
 
 def document(capsys, *arguments):
@@ -147,3 +148,14 @@ def test_attacks_and_plain_runs_are_submitted_and_verified_alike(tiny_suite, tmp
         capsys, "verify", folder, "--verifier", "grace", "--cells", 3, "--fresh", 0, "--jobs", 1, *agreed
     )
     assert code == 0 and verified["holds"]
+
+
+def test_a_cell_that_the_submission_skips_and_its_code_runs_is_found_by_verification(tree, submission, capsys):
+    """A check cannot know what a stranger's code requests; the cell has no number that could be drawn."""
+    own = edited(submission, lambda cell: cell.defense.name == "half_dp.py:half_dp" and cell.attack, skip="it cannot")
+    removed(submission, own)
+    arguments = ("--verifier", "grace", "--cells", 1, "--fresh", 0, "--jobs", 1, "--run-their-code")
+    code, verified = document(capsys, "verify", submission, *arguments)
+    lines = [line for line in verified["content"]["comparisons"] if line["metric"] == "request"]
+    assert code == 1 and not verified["holds"] and {line["cell"] for line in lines} == set(own)
+    assert all("skips this cell, and the code does not: it cannot" in line["reason"] for line in lines)

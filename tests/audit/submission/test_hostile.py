@@ -504,6 +504,28 @@ def test_a_file_that_hides_code_from_its_reader_is_refused(check, submission, co
     assert any("half_dp.py: must be in UTF-8" in t or "must be without invisible characters" in t for t in faults)
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["import " + "a." * 200_000 + "b", "from " + "." * 500 + "x import y", "import " + "a" * 300],
+    ids=["many parts", "many dots", "a long name"],
+)
+def test_an_import_that_no_file_system_has_costs_nothing(check, submission, line):
+    """The first took all memory, the others ended the check of all submissions."""
+    (submission / "half_dp.py").write_text(line + "\n")
+    assert any("method.sha256: must be" in text for text in only(check(), submission))
+
+
+def test_a_submission_that_no_rule_foresaw_is_refused_by_name_beside_the_others(tree, submission):
+    def fails(path):
+        raise IndexError("list index out of range")
+
+    copy = moved(submission, "eve")
+    rules = dataclasses.replace(rules_of(), single_file=lambda path: fails(path) if "eve" in str(path) else "")
+    by_path = {entry.path: entry for entry in check_tree(tree, rules)[0]}
+    assert by_path[f"ada/{submission.name}"].counts and not by_path[f"eve/{copy.name}"].counts
+    assert "cannot be checked: IndexError" in str(by_path[f"eve/{copy.name}"].faults[0])
+
+
 @pytest.mark.parametrize("name", ["dp_accounting.py", "socket.py", "torch.py"])
 def test_a_file_with_the_name_of_a_module_is_refused(tmp_path, name):
     (tmp_path / name).write_text("x = 1\n")
