@@ -22,6 +22,9 @@ from ..run.provenance import library
 from ..suite import suite as suites
 from ..suite.suite import ChoiceError, Suite, SuiteError
 
+MOST_PARTS = 100
+"""Parts of a dotted name in a method's file."""
+
 
 def plain_suite(name: str, small: bool) -> Suite:
     """Returns a built-in suite at its own seeds.
@@ -124,7 +127,21 @@ def _hidden(content: bytes) -> str:
         # Cc: control characters, as a carriage return, which ends a line. Cf: invisible ones, which may reorder it.
         if odd := [c for c in line if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") and c != "\t"]:
             return f"must be without invisible characters, line {number} has U+{ord(odd[0]):04X}"
-    return ""
+    return "" if _longest_name(text) <= MOST_PARTS else f"must have names of at most {MOST_PARTS} parts with dots"
+
+
+def _longest_name(text: str) -> int:
+    """Returns the number of dots of the longest dotted name; Python's parser keeps every prefix of an imported one."""
+    longest = dots = 0
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type in (tokenize.NL, tokenize.COMMENT, tokenize.NAME):
+                continue
+            dots = dots + token.string.count(".") if set(token.string) == {"."} else 0
+            longest = max(longest, dots)
+    except (SyntaxError, tokenize.TokenError):  # which the parser refuses too
+        pass
+    return longest
 
 
 def _is_installed(path: Path) -> bool:

@@ -135,19 +135,19 @@ def _other_tasks(declaration: Declaration, own: list[Expected], planned: list[Ex
     for cell in own:
         method = cell.defense if declaration.kind == "defense" else cell.attack
         settings = {**cell.training, **(method.settings if method is not None else {})}
-        other = [
+        unlike = [
             name
             for name, value in cell.training.items()
             if name not in declared and name not in free and key_of(value) not in values.get(name, set())
         ]
-        other += [name for name, value in declared.items() if name in settings and not _among(settings[name], value)]
+        unlike += [name for name, value in declared.items() if name in settings and not _among(settings[name], value)]
         if declaration.kind == "defense" and cell.control is not None:
-            other.append("control")
+            unlike.append("control")
         if cell.secure:
-            other.append("secure")
-        if other:
+            unlike.append("secure")
+        if unlike:
             problems.append(
-                f"cell {cell.id} ({cell.words}) has another {', '.join(other)} than the suite or the declaration"
+                f"cell {cell.id} ({cell.words}) has another {', '.join(unlike)} than the suite or the declaration"
             )
     return problems
 

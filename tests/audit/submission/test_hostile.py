@@ -512,6 +512,9 @@ def test_a_file_that_hides_code_from_its_reader_is_refused(check, submission, co
 def test_an_import_that_no_file_system_has_costs_nothing(check, submission, line):
     """The first took all memory, the others ended the check of all submissions."""
     (submission / "half_dp.py").write_text(line + "\n")
+    assert single_file(submission / "half_dp.py") == (
+        "must have names of at most 100 parts with dots" if "." in line else ""
+    )
     assert any("method.sha256: must be" in text for text in only(check(), submission))
 
 
