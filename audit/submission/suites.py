@@ -139,6 +139,8 @@ def _longest_name(text: str) -> int:
                 continue
             dots = dots + token.string.count(".") if set(token.string) == {"."} else 0
             longest = max(longest, dots)
+            if longest > MOST_PARTS:
+                break
     except (SyntaxError, tokenize.TokenError):  # which the parser refuses too
         pass
     return longest

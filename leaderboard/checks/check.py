@@ -84,8 +84,8 @@ def examine(
         recompute: compares a record's numbers with those of its arrays; None to skip that.
         known: suites of this version, with which requests are compared; None to skip that.
         limits: of sizes.
-        failed_control: severity of a control that was measured and does not show what it must; one that is missing, or
-            was not measured, is refused.
+        failed_control: severity of a measured control that does not show what it must; a control that is missing or was
+            not measured is refused.
 
     Raises:
         RecordError: no such folder, or it is a symbolic link.

@@ -153,7 +153,7 @@ def _other_tasks(declaration: Declaration, own: list[Expected], planned: list[Ex
 
 
 def _among(value: object, declared: object) -> bool:
-    """True if a number is the declared one, or one of a declared grid; other values may be written in several ways."""
+    """True if a number is as declared, or in a declared grid; other values may be written in several ways."""
     numbers = declared if isinstance(declared, list) else [declared]
     return (
         not isinstance(value, int | float) or not all(isinstance(n, int | float) for n in numbers) or value in numbers

@@ -132,7 +132,7 @@ def check_tree(root: Path, rules: Rules) -> tuple[list[CheckedSubmission], list[
 
 
 def _checked(folder: Path, root: Path, rules: Rules) -> CheckedSubmission:
-    """Checks a submission; one that no rule foresaw is refused, because it must say nothing about the others."""
+    """Checks a submission; an unforeseen error refuses it alone, because it says nothing about the others."""
     try:
         return check_submission(folder, root, rules)
     except Exception as error:
