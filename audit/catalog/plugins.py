@@ -259,8 +259,11 @@ def _imported(path: Path, folder: Path) -> list[Path]:
         if isinstance(node, ast.Import):
             places |= {(folder, alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            # A relative import: from the folder of the file, or from one of its parents.
-            start = folder if not node.level else [path.parent, *path.parent.parents][node.level - 1]
+            # A relative import: from the folder of the file, or from one of its parents, of which there may be fewer.
+            above = [path.parent, *path.parent.parents]
+            if node.level > len(above):
+                continue
+            start = folder if not node.level else above[node.level - 1]
             module = [node.module] if node.module else []
             places |= {(start, ".".join([*module, *more])) for more in ([], *([alias.name] for alias in node.names))}
     files = []
@@ -269,7 +272,11 @@ def _imported(path: Path, folder: Path) -> list[Path]:
         if (start == folder and parts and parts[0] in OURS) or not start.is_relative_to(folder):
             continue
         for i in range(start == folder, len(parts) + 1):
-            files += [file for file in _files_of(start.joinpath(*parts[:i])) if file.is_file()]
+            place = start.joinpath(*parts[:i])
+            # `os.path` answers for names that no file system has; a stranger may write 100,000 parts of a name.
+            files += [file for file in _files_of(place) if os.path.isfile(file)]  # noqa: PTH113 - as above
+            if not os.path.isdir(place):  # noqa: PTH112
+                break
     return files
 
 

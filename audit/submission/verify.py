@@ -32,13 +32,22 @@ from leakbench.leaderboard.submissions.check import CheckedSubmission
 from leakbench.leaderboard.submissions.declaration import NAME, Declaration
 from leakbench.leaderboard.submissions.identity import draw_digest, drawn_cells, fresh_seeds, results_digest, seeds_of
 from leakbench.leaderboard.submissions.stamp import CellComparison, Stamp
+from leakbench.leaderboard.submissions.tiers import UNVERIFIED
 
 from ..plan import expand as planning
 from ..run import harness
 from ..run.progress import Report
 from ..run.provenance import library
+from ..run.verify import OF_EXTRAS
 from ..suite.suite import Suite
 from .suites import plain_suite, with_method, with_seeds
+
+REQUEST = "request"
+"""Name of a comparison of requests, where a metric has its own."""
+MOST_REFUSALS = 2
+"""Cells without a number that are computed again besides those that were drawn."""
+MOST_LINES = 20
+"""Differences between requests that a stamp lists."""
 
 
 def verify(
@@ -86,10 +95,14 @@ def verify(
     seeds, new = seeds_of(checked.digest, len(plain.seeds)), fresh_seeds(draw, fresh)
     runner = _Runner(declaration, checked.folder, device, jobs, report)
     with runner.in_a_fresh_folder():
-        again = runner.run(with_seeds(plain, seeds), {record.id for record in drawn})
+        reported = with_seeds(plain, seeds)
+        refused = _drawn_refusals(checked, draw)
+        again = runner.run(reported, {record.id for record in (*drawn, *refused)})
         comparisons = [line for record in drawn for line in _same_seed(record, again.get(record.id))]
+        comparisons += [line for record in refused for line in _still_refused(record, again.get(record.id))]
+        comparisons += _requests(checked, runner.cells(reported))
         if fresh:
-            comparisons += _fresh(runner, with_seeds(plain, seeds), with_seeds(plain, new), drawn, checked.records)
+            comparisons += _fresh(runner, reported, with_seeds(plain, new), drawn, checked.records)
     declared = digest_of_bytes(read_bytes(checked.folder / NAME, "declaration"))
     return Stamp(
         request=checked.digest,
@@ -138,6 +151,55 @@ class _Runner:
         return {record.id: record for record in records}
 
 
+def _drawn_refusals(checked: CheckedSubmission, draw: str) -> list[Record]:
+    """Returns some cells of the method whose attack is said not to apply: a number could hide behind the sentence."""
+    refused = [record for record in checked.own if record.attack_refused]
+    return sorted(refused, key=lambda record: digest_of_bytes(f"{draw} {record.id}".encode()))[:MOST_REFUSALS]
+
+
+def _still_refused(reported: Record, again: Record | None) -> list[CellComparison]:
+    """Returns a line if a cell without a number has one when it is computed again."""
+    if again is not None and again.attack_refused:
+        return []
+    reason = (
+        "the code makes no such cell" if again is None else f"it is reported as skipped, and again it {again.status}"
+    )
+    return [_line(reported, "same", REQUEST, None, None, Agreement("differs", reason))]
+
+
+def _requests(checked: CheckedSubmission, planned: Iterable[Expected]) -> list[CellComparison]:
+    """Returns the differences between the requested cells and those that the method's code requests.
+
+    A check cannot know them: a cell that was left out, or skipped for a reason that the code does not give.
+    """
+    plan = {cell.id: cell for cell in planned}
+    requested = {cell.id: cell for manifest in checked.manifests for cell in manifest.cells}
+    lines = []
+    for name in sorted(plan.keys() | requested.keys()):
+        theirs, ours = requested.get(name), plan.get(name)
+        cell = ours or theirs
+        if theirs is None:
+            reason = "the code requests this cell, and the submission does not"
+        elif ours is None:
+            reason = "the submission requests this cell, and the code does not"
+        elif theirs.skip and not ours.skip:
+            reason = f"the submission skips this cell, and the code does not: {theirs.skip}"
+        else:
+            continue
+        if cell is not None:
+            lines.append(
+                CellComparison(
+                    cell=name, words=cell.words, seeds="same", metric=REQUEST, reported=None, again=None,
+                    verdict="differs", main=False, reason=reason,
+                )
+            )  # fmt: skip
+    return lines[:MOST_LINES]
+
+
+def _unverified(record: Record) -> list[str]:
+    return sorted(flag for flag in record.flags if flag.startswith(UNVERIFIED))
+
+
 def _same_seed(reported: Record, again: Record | None) -> list[CellComparison]:
     """Compares all numbers of a cell with those computed again by its own seed."""
     if again is None or again.status != "ok":
@@ -149,12 +211,15 @@ def _same_seed(reported: Record, again: Record | None) -> list[CellComparison]:
     lines = (
         [] if reported.claim is again.claim is None else [_line(reported, "same", "claim", claims[0], claims[1], claim)]
     )
+    if _unverified(reported) != _unverified(again):
+        reason = f"it is flagged {_unverified(reported)}, and again {_unverified(again)}"
+        lines.append(_line(reported, "same", "flags", None, None, Agreement("differs", reason)))
     for name in sorted(reported.metrics.keys() | again.metrics.keys()):
         metrics = [record.metrics.get(name) for record in (reported, again)]
         if metrics[0] is None or metrics[1] is None:
             agreement, values = Agreement("differs", "only one of both has the metric"), (None, None)
         else:
-            agreement = same_seed(metrics[0], metrics[1], alike=equal_code)
+            agreement = same_seed(metrics[0], metrics[1], alike=equal_code, optional=name in OF_EXTRAS)
             values = (metrics[0].value, metrics[1].value)
         lines.append(_line(reported, "same", name, *values, agreement))
     return lines

@@ -31,6 +31,9 @@ RANKED_BY = "membership"
 DEGRADED = "degraded"
 """Flag of a record whose attack saw itself that it found no match; it is listed with the attack, not with the row."""
 
+CONTROL_FAILED = "control_failed"
+"""Flag of the records of a submission whose own controls failed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -293,6 +296,8 @@ def _compared_with_plan(
         why = "rows of this table were not trained on the same examples, with the same model, sampling and optimizer"
     elif "mixed_code" in flags:
         why = "records of its suite are of different code"
+    elif CONTROL_FAILED in flags:
+        why = "a control of its submission failed, so that its attacks or its splits may be at fault"
     elif "diverged" in flags:
         why = "a training under it diverged: that little leaks from a model that learned nothing is no protection"
     elif row.auc.value is None:

@@ -19,13 +19,16 @@ from ..records.manifest import SUFFIX as MANIFEST
 from ..records.manifest import Manifest
 from ..records.record import Record
 from .cells import against_cell, doubled, requested_faults, unit_faults
-from .fault import Fault
+from .fault import Fault, Severity
 from .figures import figure_faults
 from .files import arrays_faults, read_manifest, read_record
 from .limits import LIMITS, Limits
 from .listing import ARRAYS, RECORD, listed
 from .suites import KnownSuites, suite_faults
 from .text import printable
+
+CONTROLS = "controls"
+"""Field of faults of controls."""
 
 Recompute = Callable[[Record, Path], str]
 """(record, folder of its arrays) -> sentence on how its numbers differ from its arrays; empty if they agree."""
@@ -67,7 +70,12 @@ def check_folder(folder: Path, recompute: Recompute | None = None) -> list[Fault
 
 
 def examine(
-    folder: Path, recompute: Recompute | None = None, *, known: KnownSuites | None = None, limits: Limits = LIMITS
+    folder: Path,
+    recompute: Recompute | None = None,
+    *,
+    known: KnownSuites | None = None,
+    limits: Limits = LIMITS,
+    failed_control: Severity = "refused",
 ) -> CheckedFolder:
     """Reads and checks a folder of records.
 
@@ -76,6 +84,8 @@ def examine(
         recompute: compares a record's numbers with those of its arrays; None to skip that.
         known: suites of this version, with which requests are compared; None to skip that.
         limits: of sizes.
+        failed_control: severity of a measured control that does not show what it must; a control that is missing or was
+            not measured is refused.
 
     Raises:
         RecordError: no such folder, or it is a symbolic link.
@@ -113,7 +123,7 @@ def examine(
             checked.faults.append(Fault(file=file, field="arrays", problem=problem))
     for name in sorted(arrays - {f"{identifier}{ARRAYS}" for identifier in existing}):
         checked.faults.append(Fault(file=prefix + name, field="", problem="no record beside it names these arrays"))
-    checked.faults += _of_the_whole(checked, existing, prefix)
+    checked.faults += _of_the_whole(checked, existing, prefix, failed_control)
     if known is not None:
         checked.faults += suite_faults(checked.manifests, list(checked.records.values()), known)
     checked.faults.sort()
@@ -128,7 +138,7 @@ def _recomputed(problem: str) -> str:
     return f"metrics.{match.group(2)}" + (f".detail.{match.group(1)}" if match.group(1) else "")
 
 
-def _of_the_whole(checked: CheckedFolder, existing: set[str], prefix: str) -> list[Fault]:
+def _of_the_whole(checked: CheckedFolder, existing: set[str], prefix: str, failed_control: Severity) -> list[Fault]:
     """Returns the faults of records beside one another and of the requests."""
     records = list(checked.records.values())
     files = {record.id: file for file, record in checked.records.items()}
@@ -140,10 +150,12 @@ def _of_the_whole(checked: CheckedFolder, existing: set[str], prefix: str) -> li
         return [Fault(file=place, field="", problem=problem), *doubled(records, files), *unit_faults(records, files)]
     faults = requested_faults(checked.manifests, records, existing, files)
     repeated = doubled(records, files)
-    return [*faults, *repeated, *unit_faults(records, files), *_controls(checked, records, repeated)]
+    return [*faults, *repeated, *unit_faults(records, files), *_controls(checked, records, repeated, failed_control)]
 
 
-def _controls(checked: CheckedFolder, records: Sequence[Record], repeated: Sequence[Fault]) -> list[Fault]:
+def _controls(
+    checked: CheckedFolder, records: Sequence[Record], repeated: Sequence[Fault], failed: Severity
+) -> list[Fault]:
     """Returns the controls that are missing or do not show what they must."""
     twice = {fault.file for fault in repeated if not fault.field}
     measured = [record for file, record in checked.records.items() if file not in twice]
@@ -156,13 +168,14 @@ def _controls(checked: CheckedFolder, records: Sequence[Record], repeated: Seque
     except Exception as error:  # records of strangers may be valid by themselves and make no board
         return [
             *faults,
-            Fault(file="", field="controls", problem=f"no board can be made: {printable(str(error), 400)}"),
+            Fault(file="", field=CONTROLS, problem=f"no board can be made: {printable(str(error), 400)}"),
         ]
     for result in results:
         suite = max((s for s in suites if result.name.startswith(s)), key=len, default="")
         if not result.ok and suite in requested:
             problem = f"{result.name}: it must show {result.expected}, and shows {result.measured}"
-            faults.append(Fault(file=suites[suite], field="controls", problem=printable(problem, 400)))
+            severity = "refused" if result.measured.startswith("nothing") else failed
+            faults.append(Fault(file=suites[suite], field=CONTROLS, problem=printable(problem, 400), severity=severity))
     return faults
 
 
@@ -174,8 +187,8 @@ def _unrequested(checked: CheckedFolder, suites: Mapping[str, str]) -> Iterator[
         controls = {(cell.kind, cell.control) for name, cell in cells if name == suite and cell.control in JUDGED}
         if any(KINDS[kind].controls for kind in kinds) and not controls:
             problem = "it requests no controls, so nothing shows that its attacks work and its splits are fair"
-            yield Fault(file=file, field="controls", problem=problem, severity="flagged")
+            yield Fault(file=file, field=CONTROLS, problem=problem, severity="flagged")
         lacking = [(kind, role) for kind in kinds for role in KINDS[kind].controls if (kind, role) not in controls]
         for kind, role in lacking if controls else ():
             problem = f"it requests no {role} control of {kind} beside its other controls; run the whole suite"
-            yield Fault(file=file, field="controls", problem=problem)
+            yield Fault(file=file, field=CONTROLS, problem=problem)

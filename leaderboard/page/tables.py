@@ -36,7 +36,7 @@ from .plots import Style, marker
 TONES = {
     "CLAIM VIOLATED": "bad", "incomplete": "bad", "diverged": "bad", "uneven_seeds": "warn",
     "claims_differ": "warn", "distribution_shift": "warn", "missing_cells": "bad", "uneven_attacks": "bad",
-    "uneven_tasks": "bad", "mixed_code": "bad", "ran_beside_the_data": "warn",
+    "control_failed": "bad", "uneven_tasks": "bad", "mixed_code": "bad", "ran_beside_the_data": "warn",
 }  # fmt: skip
 
 FLAGS = {
@@ -61,6 +61,7 @@ FLAGS = {
     "distribution_shift": "non-members differ from members, as a classifier finds that sees no model: scores of "
     "membership attacks may measure that",
     "diverged": "parameters are not finite",
+    "control_failed": "a control of its submission failed, so that its attacks or its splits may be at fault",
     "incomplete": "an attack failed, or its scores are gone, so the worst case may be worse",
     "missing_cells": "cells that were asked for have no record, so the worst case may be worse",
     "uneven_attacks": "other defenses were attacked by more, so the worst case may be worse",

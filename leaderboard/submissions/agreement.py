@@ -49,18 +49,19 @@ class Agreement:
     high: float | None = None
 
 
-def same_seed(reported: Metric, again: Metric, *, alike: bool) -> Agreement:
+def same_seed(reported: Metric, again: Metric, *, alike: bool, optional: bool = False) -> Agreement:
     """Compares a number with that of the same cell computed again.
 
     Args:
         reported: of the record.
         again: computed again.
         alike: whether device, source and versions are equal.
+        optional: whether the metric needs an optional package, so that one side may lack it.
     """
     if reported.value is None or again.value is None:
         if reported.value is again.value:
             return Agreement("identical", "neither has a value")
-        if "not installed" in (reported.reason or "") + (again.reason or ""):
+        if optional and "not installed" in (reported.reason or "") + (again.reason or ""):
             return Agreement("not judged", "an optional package is missing on one side")
         return Agreement("differs", "only one of both has a value")
     if (reported.value, reported.low, reported.high, reported.n) == (again.value, again.low, again.high, again.n):

@@ -6,7 +6,7 @@ have in common.
 """
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from ..records.labels import key_of
 from ..records.manifest import Expected
@@ -68,6 +68,7 @@ def cell_problems(declaration: Declaration, requested: Iterable[Expected], plann
         for cell in planned
         if cell.id not in names
     ]
+    problems += _changed(requested, planned)
     own = [cell for cell in requested if cell.id not in known]
     if declaration.method is None:
         return problems + [f"cell {cell.id} ({cell.words}) is none of the suite" for cell in own]
@@ -77,9 +78,86 @@ def cell_problems(declaration: Declaration, requested: Iterable[Expected], plann
     own = [cell for cell in own if is_own(declaration, cell.defense.name, cell.attack and cell.attack.name)]
     if not own:
         return [*problems, f"no cell is of {declaration.method.name}"]
+    problems += _other_tasks(declaration, own, planned)
     if declaration.kind == "defense":
         return problems + _lacking_attacks(own, planned)
     return problems + _lacking_targets(own, planned)
+
+
+def unmeasured(declaration: Declaration, requested: Iterable[Expected], planned: Iterable[Expected]) -> list[str]:
+    """Returns cells of the method that its request skips and that the suite's methods are measured in, a sentence each.
+
+    Whether the method can be measured there is decided by its code, which a check does not run.
+
+    Args:
+        declaration: of the submission.
+        requested: cells of its manifests.
+        planned: cells of the suite at its seeds, without the submission's method.
+    """
+    key = _measurement if declaration.kind == "defense" else _target
+    measured = {(cell.kind, key(cell)) for cell in planned if not cell.skip}
+    return [
+        f"cell {cell.id} ({cell.words}, seed {cell.seed}) is skipped, and the suite's methods are measured there; its "
+        f"request says: {cell.skip}"
+        for cell in requested
+        if cell.skip
+        and declaration.method is not None
+        and is_own(declaration, cell.defense.name, cell.attack and cell.attack.name)
+        and (cell.kind, key(cell)) in measured
+    ]
+
+
+def _changed(requested: list[Expected], planned: list[Expected]) -> list[str]:
+    """Cells of the suite whose request has another content, or a reason to skip them, under the suite's id."""
+    plan = {cell.id: cell for cell in planned}
+    problems = []
+    for cell in requested:
+        own = plan.get(cell.id)
+        if own is None:
+            continue
+        if cell.skip and not own.skip:
+            problems.append(f"cell {cell.id} of the suite ({own.words}, seed {own.seed}) was skipped, and runs here")
+        elif key_of(asdict(replace(cell, skip=""))) != key_of(asdict(replace(own, skip=""))):
+            problems.append(f"cell {cell.id} of the suite ({own.words}, seed {own.seed}) was requested as another cell")
+    return problems
+
+
+def _other_tasks(declaration: Declaration, own: list[Expected], planned: list[Expected]) -> list[str]:
+    """Cells of the method with other settings than declared, or trained otherwise than every cell of the suite."""
+    declared = declaration.method.settings if declaration.method is not None else {}
+    # A sampler of its own has sizes of its own.
+    free = {"groups", "largest_batch"} if "sampling" in declared else set()
+    values: dict[str, set[str]] = {}
+    for cell in planned:
+        for name, value in cell.training.items():
+            values.setdefault(name, set()).add(key_of(value))
+    problems = []
+    for cell in own:
+        method = cell.defense if declaration.kind == "defense" else cell.attack
+        settings = {**cell.training, **(method.settings if method is not None else {})}
+        unlike = [
+            name
+            for name, value in cell.training.items()
+            if name not in declared and name not in free and key_of(value) not in values.get(name, set())
+        ]
+        unlike += [name for name, value in declared.items() if name in settings and not _among(settings[name], value)]
+        if declaration.kind == "defense" and cell.control is not None:
+            unlike.append("control")
+        if cell.secure:
+            unlike.append("secure")
+        if unlike:
+            problems.append(
+                f"cell {cell.id} ({cell.words}) has another {', '.join(unlike)} than the suite or the declaration"
+            )
+    return problems
+
+
+def _among(value: object, declared: object) -> bool:
+    """True if a number is as declared, or in a declared grid; other values may be written in several ways."""
+    numbers = declared if isinstance(declared, list) else [declared]
+    return (
+        not isinstance(value, int | float) or not all(isinstance(n, int | float) for n in numbers) or value in numbers
+    )
 
 
 def _lacking_attacks(own: list[Expected], planned: list[Expected]) -> list[str]:

@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..checks.check import Recompute, examine
+from ..checks.check import CONTROLS, Recompute, examine
 from ..checks.fault import Fault, Severity
 from ..checks.text import printable
 from ..records.files import digest_of_bytes, read_bytes
 from ..records.manifest import Manifest
 from ..records.record import Record
 from ..records.validation import RecordError
-from .cells import SuiteFacts, cell_problems, is_own
+from .cells import SuiteFacts, cell_problems, is_own, unmeasured
 from .command import command_words, same_command
 from .declaration import NAME, Declaration, DeclarationError, is_handle, read_declaration
 from .identity import code_digest, request_digest
 from .signature import ALLOWED, SIGNATURE, check_signature, statement
 from .stamp import NAME as STAMP
 from .stamp import SIGNATURE as STAMP_SIGNATURE
-from .tiers import TierOf, evidence_of, tier_of
+from .tiers import IN_PROCESS, TierOf, evidence_of, tier_of
 
 VERIFIERS = "verifiers"
 """File at the root: keys of those whose stamps the board trusts, in OpenSSH's format of allowed signers."""
@@ -67,6 +67,11 @@ class CheckedSubmission:
     def counts(self) -> bool:
         """True if nothing keeps it off a board."""
         return not any(fault.severity == "refused" for fault in self.faults)
+
+    @property
+    def failed_control(self) -> str:
+        """Sentence about a control of the submission that failed; empty if all hold."""
+        return next((f.problem for f in self.faults if f.field == CONTROLS and " must show " in f.problem), "")
 
     @property
     def own(self) -> list[Record]:
@@ -119,11 +124,21 @@ def check_tree(root: Path, rules: Rules) -> tuple[list[CheckedSubmission], list[
             continue
         for inner in _entries(Path(entry.path)):
             if inner.is_dir(follow_symlinks=False):
-                submissions.append(check_submission(Path(inner.path), root, rules))
+                submissions.append(_checked(Path(inner.path), root, rules))
             elif inner.name != ALLOWED or inner.is_symlink():
                 problem = f"must be the folder of a submission, or the file {ALLOWED}; remove it"
                 faults.append(_fault(f"{entry.name}/{printable(inner.name)}", "", problem))
     return _with_copies(submissions), faults
+
+
+def _checked(folder: Path, root: Path, rules: Rules) -> CheckedSubmission:
+    """Checks a submission; an unforeseen error refuses it alone, because it says nothing about the others."""
+    try:
+        return check_submission(folder, root, rules)
+    except Exception as error:
+        path = f"{printable(folder.parent.name)}/{printable(folder.name)}"
+        problem = f"cannot be checked: {type(error).__name__}: {printable(str(error))}"
+        return CheckedSubmission(path, folder, None, "", (), (_fault(path, "", problem),))
 
 
 def check_submission(folder: Path, root: Path, rules: Rules) -> CheckedSubmission:
@@ -146,7 +161,9 @@ def check_submission(folder: Path, root: Path, rules: Rules) -> CheckedSubmissio
     faults = [*_place(folder, path, declaration, digest), *_files(folder, path, declaration)]
     records, manifests = (), []
     if (folder / "records").is_dir():
-        examined = examine(folder, rules.recompute)
+        # Its seeds follow from its digest, so a control that fails by chance could not be measured again: its rows
+        # stand without a rank.
+        examined = examine(folder, rules.recompute, failed_control="flagged")
         records, manifests = tuple(examined.records.values()), list(examined.manifests.values())
         faults += [replace(fault, file=f"{path}/{fault.file}" if fault.file else path) for fault in examined.faults]
     else:
@@ -164,6 +181,8 @@ def check_submission(folder: Path, root: Path, rules: Rules) -> CheckedSubmissio
         path, folder, declaration, digest, records, tuple(sorted(set(faults))), tuple(manifests)
     )
     flags = {flag for record in checked.own for flag in record.flags}
+    if declaration.kind == "defense":  # whatever the flags of its records, which its code may have left out
+        flags.add(IN_PROCESS)
     return replace(checked, tier=tier_of(flags, stamp, ignored))
 
 
@@ -305,6 +324,11 @@ def _suite(
         yield _fault(folder, "seed", problem)
     if lacking := sorted(set(facts.seeds) - {record.seed for record in records}):
         yield _fault(folder, "seed", f"records of seeds {lacking} are missing")
+    if failed := [record.id for record in records if record.status == "failed"]:
+        # A failure that counted would be a way to leave out a bad seed.
+        yield _fault(
+            folder, "status", f"a submission must have no failed cell, run its command again: {_listed(failed)}"
+        )
     if old := [record.id for record in records if record.provenance.source != facts.source]:
         problem = f"{len(old)} of {len(records)} records were computed by another code than this one"
         yield _fault(folder, "provenance.source", problem, "flagged")
@@ -315,6 +339,8 @@ def _suite(
     requested = {cell.id: cell for manifest in manifests for cell in manifest.cells}
     for problem in cell_problems(declaration, requested.values(), facts.cells):
         yield _fault(folder, "", problem)
+    for problem in unmeasured(declaration, requested.values(), facts.cells):
+        yield _fault(folder, "", printable(problem, 400), "flagged")
     if not any(
         record.status == "ok"
         for record in records

@@ -1,10 +1,12 @@
 """Rows of submissions as they will stand beside a published board, and the drift of the rows that both have."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..board.rows import CONTROL_FAILED
 from ..board.table import Board
 from ..kinds import KINDS
 from ..records.fields import Metric
@@ -37,7 +39,9 @@ class BoardRows:
 def rows_beside(submissions: Sequence[CheckedSubmission], published: Path | None) -> BoardRows:
     """Returns the rows that submissions add to a board.
 
-    A submission's method gets its handle before its name, because methods of several handles may share a name.
+    A submission's method gets its handle before its name, because methods of several handles may share a name, and the
+    start of its digest if the handle has several submissions of the suite. A submission whose control failed has no
+    rank.
 
     Args:
         submissions: those that count.
@@ -51,10 +55,13 @@ def rows_beside(submissions: Sequence[CheckedSubmission], published: Path | None
     suites = {record.suite for checked in submissions for record in checked.records}
     records, manifests = _published(published, suites)
     old = list(records)
+    names = _names(submissions)
     for checked in submissions:
-        requests = [replace(m, cells=tuple(_named(checked, cell) for cell in m.cells)) for m in checked.manifests]
+        name = names[checked.path]
+        requests = [replace(m, cells=tuple(_named(checked, cell, name) for cell in m.cells)) for m in checked.manifests]
         # Controls of a published board judge the attacks; without one, those of the submission do.
-        own = [_named(checked, record) for record in (_shown(checked) if old else checked.records)]
+        shown = _shown(checked) if old else checked.records
+        own = [_flagged(checked, _named(checked, record, name)) for record in shown]
         ids = {record.id for record in own}
         records += own
         manifests += [replace(m, cells=tuple(cell for cell in m.cells if cell.id in ids)) for m in requests]
@@ -87,11 +94,33 @@ def _shown(checked: CheckedSubmission) -> list[Record]:
     return list(checked.records)
 
 
-def _named(checked: CheckedSubmission, cell: R) -> R:
+def _names(submissions: Sequence[CheckedSubmission]) -> dict[str, str]:
+    """Returns the prefix of the rows of each submission, by its path: the handle, with the digest if it has several.
+
+    Two requests of one handle are two methods, or two draws of seeds, which would otherwise be averaged in a row.
+    """
+    handles = Counter((checked.folder.parent.name, _suite(checked)) for checked in submissions)
+    return {
+        checked.path: handle if handles[handle, _suite(checked)] < 2 else f"{handle}/{checked.digest[:8]}"
+        for checked in submissions
+        if (handle := checked.folder.parent.name)
+    }
+
+
+def _suite(checked: CheckedSubmission) -> str:
+    return checked.declaration.suite if checked.declaration is not None else ""
+
+
+def _flagged(checked: CheckedSubmission, record: Record) -> Record:
+    """Returns a record, flagged if a control of its submission failed."""
+    return replace(record, flags=(*record.flags, CONTROL_FAILED)) if checked.failed_control else record
+
+
+def _named(checked: CheckedSubmission, cell: R, name: str) -> R:
     """Returns a record or cell whose defense is named with the handle, unless it is none of the submission's rows."""
     if checked.declaration is None:
         return cell
-    name, attack = f"{checked.declaration.handle}/{cell.defense.name}", cell.attack
+    name, attack = f"{name}/{cell.defense.name}", cell.attack
     own = is_own(checked.declaration, cell.defense.name, attack and attack.name)
     if checked.declaration.kind == "defense" and not own:
         return cell

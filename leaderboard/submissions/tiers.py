@@ -18,6 +18,10 @@ that computing it again, which runs the same code, shows its numbers and not its
 UNVERIFIED = "unverified_"
 """Prefix of the flags of components that are not leakbench's (`leaderboard/README.md`)."""
 
+IN_PROCESS = f"{UNVERIFIED}file in the process of the training"
+"""Flag, of no record, of a defense by a file: its code runs in the process that draws noise, attacks and scores, and
+can change what any of them does. An attack by a file runs in a process of its own."""
+
 
 @dataclass(frozen=True)
 class TierOf:

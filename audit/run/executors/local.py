@@ -103,16 +103,17 @@ def _in_processes(
     others = set(multiprocessing.active_children())
     # Spawned, not forked: torch's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
-    words = None if say is None else context.SimpleQueue()
-    pools = {
-        device: ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(words,))
-        for device, count in counts.items()
-    }
+    with current_folder_left_out():  # semaphores start a process too
+        words = None if say is None else context.SimpleQueue()
+        pools = {
+            device: ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(words,))
+            for device, count in counts.items()
+        }
     waiting: dict[Future[Result], str] = {}
 
     def submit() -> None:
         """Submits all ready units; a pool queues those without a free process."""
-        with _interrupts_ignored(), children_end_with_us():  # processes start during submission
+        with _interrupts_ignored(), children_end_with_us(), current_folder_left_out():  # processes start here
             while (name := graph.take()) is not None:
                 item = graph.items[name]
                 waiting[pools[device_of(item)].submit(_worked, work, item)] = name
@@ -156,6 +157,24 @@ def _end(pools: Iterable[Executor], others: set[BaseProcess], drafts: Path, *, i
             for draft in drafts.glob(f".*.{process.pid}.*.tmp"):  # it was ended during a write
                 with suppress(OSError):
                     draft.unlink()
+
+
+@contextmanager
+def current_folder_left_out() -> Iterator[None]:
+    """Child processes started in this context import nothing from the current folder before they have our path.
+
+    A spawned process is `python -c ...`, which looks there first: a method's file named `socket.py` would run in every
+    worker, beside the private data.
+    """
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 @contextmanager

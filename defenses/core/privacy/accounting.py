@@ -288,7 +288,8 @@ def pld_in_time(events: tuple[Gaussian, ...], delta: float, interval: float, tim
         "epsilons": SOME_EPSILONS.tolist(),
         "events": [[e.sample_rate, e.noise_multiplier, e.count] for e in events],
     }
-    command = [sys.executable, "-c", _WORKER]
+    # -P: a file in the current folder, where a stranger's method may lie, must not be imported as the accountant.
+    command = [sys.executable, "-P", "-c", _WORKER]
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and our own text
             command, input=json.dumps(job), capture_output=True, text=True, timeout=time_limit, check=True

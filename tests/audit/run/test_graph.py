@@ -58,6 +58,17 @@ def test_everything_is_done_once_and_after_what_it_needs(tmp_path, jobs):
     assert {"left", "right"} <= before["cells"] and "first" in before["left"] and "first" in before["right"]
 
 
+@pytest.mark.slow
+@pytest.mark.long
+def test_workers_import_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    """A stranger's method lies there, and may have the name of a module that multiprocessing imports."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "socket.py").write_text("raise SystemExit('hijacked')\n")
+    monkeypatch.chdir(tmp_path / "there")
+    done = list(Local(on_cpu, 2, tmp_path).run(diamond(), step_by_step))
+    assert len(done) == 5
+
+
 def step_by_step(piece: str) -> str:
     with progress_events.named_activity(piece):
         for step in range(1, 4):

@@ -10,6 +10,7 @@ from leakbench.leaderboard.submissions.signature import can_sign
 from tests.leaderboard.submissions.test_signature import make_key
 
 from .conftest import METHOD, fill, run_command
+from .test_hostile import edited, removed
 
 
 def document(capsys, *arguments):
@@ -37,7 +38,7 @@ def test_a_submission_counts_and_its_row_stands_beside_the_published_ones(tree, 
     code, checked = document(capsys, "submit", submission, "--check", "--board", tree / "ada")
     (entry,) = checked["submissions"]
     assert code == 0 and entry["counts"] and entry["faults"] == []
-    assert entry["tier"]["tier"] == "self-reported"
+    assert not entry["tier"]["recomputed"]
     assert any(row["defense"]["name"] == "ada/half_dp.py:half_dp" for row in checked["board"]["rows"])
     assert {line["verdict"] for line in checked["drift"]} == {"agrees"}  # with itself
     assert not (tmp_path / "canary").exists()
@@ -75,14 +76,14 @@ def test_two_cells_are_verified_and_a_tampered_record_is_then_refused(tree, subm
     assert str(tmp_path) not in json.dumps(stamp)
     code, checked = document(capsys, "submit", submission, "--check")
     tier = checked["submissions"][0]["tier"]
-    assert code == 0 and tier["tier"] == ("verified" if signing else "self-reported")
+    assert code == 0 and tier["recomputed"] == bool(signing) and tier["tier"] == "unverified parts"
 
     record = next(iter((submission / "records").glob("*.json")))
     record.write_text(record.read_text().replace('"seconds": ', '"seconds": 1'))
     code, checked = document(capsys, "submit", submission, "--check")
     entry = checked["submissions"][0]
     assert code == 3 and any(record.name in fault["file"] for fault in entry["faults"])
-    assert entry["tier"]["tier"] == "self-reported"
+    assert not entry["tier"]["recomputed"]
     code, _, error = run_command(capsys, "verify", submission, *arguments)
     assert code == 3 and "is set aside" in error
 
@@ -147,3 +148,14 @@ def test_attacks_and_plain_runs_are_submitted_and_verified_alike(tiny_suite, tmp
         capsys, "verify", folder, "--verifier", "grace", "--cells", 3, "--fresh", 0, "--jobs", 1, *agreed
     )
     assert code == 0 and verified["holds"]
+
+
+def test_a_cell_that_the_submission_skips_and_its_code_runs_is_found_by_verification(tree, submission, capsys):
+    """A check cannot know what a stranger's code requests; the cell has no number that could be drawn."""
+    own = edited(submission, lambda cell: cell.defense.name == "half_dp.py:half_dp" and cell.attack, skip="it cannot")
+    removed(submission, own)
+    arguments = ("--verifier", "grace", "--cells", 1, "--fresh", 0, "--jobs", 1, "--run-their-code")
+    code, verified = document(capsys, "verify", submission, *arguments)
+    lines = [line for line in verified["content"]["comparisons"] if line["metric"] == "request"]
+    assert code == 1 and not verified["holds"] and {line["cell"] for line in lines} == set(own)
+    assert all("skips this cell, and the code does not: it cannot" in line["reason"] for line in lines)
