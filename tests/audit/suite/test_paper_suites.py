@@ -25,7 +25,7 @@ SMALL = sorted({*small_forms(), *(name for name in NAMES if name.endswith("_smal
 # They ask nothing that a paper has answered.
 OURS = {
     *("quick", "mnist_every_defense", "linear_probe_small", "membership", "membership_small", "canaries_small"),
-    *("fed_small", "fed_message", "zoo_small"),
+    *("fed_active", "fed_small", "fed_message", "zoo_small"),
 }
 PAPERS = sorted(set(NAMES) - set(SMALL) - OURS)
 
