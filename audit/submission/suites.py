@@ -43,6 +43,18 @@ def with_seeds(suite: Suite, seeds: tuple[int, ...]) -> Suite:
     return suite.with_overrides([f"seeds={list(seeds)}"])
 
 
+def seeds_in(suite: Suite, digest: str) -> tuple[int, ...]:
+    """Returns the seeds of a submission: they follow from its digest, unless the suite trains nothing.
+
+    A suite on checkpoints keeps its own seeds, because its zoo has no others.
+
+    Args:
+        suite: at its own seeds.
+        digest: of the request.
+    """
+    return suite.seeds if suite.zoo is not None else seeds_of(digest, len(suite.seeds))
+
+
 def facts(declaration: Declaration) -> SuiteFacts:
     """Returns what a check compares a submission with.
 
@@ -53,7 +65,7 @@ def facts(declaration: Declaration) -> SuiteFacts:
         SuiteError: no such suite.
     """
     suite = plain_suite(declaration.suite, declaration.small)
-    seeds = seeds_of(request_digest(declaration), len(suite.seeds))
+    seeds = seeds_in(suite, request_digest(declaration))
     cells, why = None, ""
     try:
         plan = planning.plan(with_seeds(suite, seeds))

@@ -58,7 +58,9 @@ def rows_beside(submissions: Sequence[CheckedSubmission], published: Path | None
         ids = {record.id for record in own}
         records += own
         manifests += [replace(m, cells=tuple(cell for cell in m.cells if cell.id in ids)) for m in requests]
-    board = Board.from_records({record.id: record for record in records}.values(), Completeness(tuple(manifests)))
+    board = Board.from_records(
+        {(record.defense.name, record.id): record for record in records}.values(), Completeness(tuple(manifests))
+    )
     drift = [line for checked in submissions for line in _drift(checked, old)]
     beside = f"beside {published}" if old else "beside no published board: none has these suites"
     differing = [line for line in drift if line["verdict"] == "differs"]
