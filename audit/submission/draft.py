@@ -137,23 +137,15 @@ def _method(kind: str, text: str) -> tuple[Path, dict[str, Any]]:
 def _undefined(source: Path, function: str) -> str:
     """Returns why a file has no such function; empty if it has. The file is parsed and not run."""
     try:
-        statements = ast.parse(source.read_bytes(), str(source)).body
+        tree = ast.parse(source.read_bytes(), str(source))
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         return f"must be a Python file: {getattr(error, 'msg', error)}" + (f" (line {line})" if line else "")
-    if any(isinstance(node, ast.If | ast.Try | ast.With | ast.For | ast.While) for node in statements):
-        return ""  # a name may be bound below them
-    names: list[str] = []
-    for node in statements:
-        match node:
-            case ast.FunctionDef() | ast.ClassDef():
-                names.append(node.name)
-            case ast.Import() | ast.ImportFrom():
-                names += [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
-            case _:
-                names += [name.id for name in ast.walk(node) if isinstance(name, ast.Name)]
-    functions = [node.name for node in statements if isinstance(node, ast.FunctionDef)]
-    if function in names or "*" in names:
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    bound = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    bound |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound |= {node.asname or node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
+    if function in bound or "*" in bound:
         return ""
     return f"must define the function {function}; it has {', '.join(functions) or 'none'}"
 
