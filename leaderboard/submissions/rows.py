@@ -51,16 +51,18 @@ def rows_beside(submissions: Sequence[CheckedSubmission], published: Path | None
     suites = {record.suite for checked in submissions for record in checked.records}
     records, manifests = _published(published, suites)
     old = list(records)
+    known = {record.id for record in old}
     for checked in submissions:
         requests = [replace(m, cells=tuple(_named(checked, cell) for cell in m.cells)) for m in checked.manifests]
         # Controls of a published board judge the attacks; without one, those of the submission do.
-        own = [_named(checked, record) for record in (_shown(checked) if old else checked.records)]
+        # Cells at a suite's own seeds, as of checkpoints, may be published already, and stay as they are there.
+        mine = {record.id for record in checked.own}
+        shown = [r for r in (_shown(checked) if old else checked.records) if r.id in mine or r.id not in known]
+        own = [_named(checked, record) for record in shown]
         ids = {record.id for record in own}
         records += own
         manifests += [replace(m, cells=tuple(cell for cell in m.cells if cell.id in ids)) for m in requests]
-    board = Board.from_records(
-        {(record.defense.name, record.id): record for record in records}.values(), Completeness(tuple(manifests))
-    )
+    board = Board.from_records({record.id: record for record in records}.values(), Completeness(tuple(manifests)))
     drift = [line for checked in submissions for line in _drift(checked, old)]
     beside = f"beside {published}" if old else "beside no published board: none has these suites"
     differing = [line for line in drift if line["verdict"] == "differs"]
