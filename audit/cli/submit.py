@@ -60,6 +60,8 @@ def _new(
     licence: str,
     as_json: bool,
 ) -> int:
+    from leakbench.leaderboard.submissions.identity import REPORTED
+
     from ..submission.draft import new_submission
 
     if handle is None or suite is None:
@@ -75,10 +77,18 @@ def _new(
         licence=licence,
     )
     if as_json:
-        print_json({"folder": str(draft.folder), "seeds": list(draft.seeds), "command": draft.command})
+        content = {"folder": str(draft.folder), "seeds": list(draft.seeds), "command": draft.command}
+        print_json(content | {"trial": draft.trial})
     else:
         print(f"draft: {draft.folder}/SUBMISSION.toml, with fields to fill in")
-        print(f"seeds, which follow from the request: {', '.join(map(str, draft.seeds))}")
+        origin = (
+            "follow from the request"
+            if all(seed in REPORTED for seed in draft.seeds)
+            else "are the only ones of its zoo"
+        )
+        print(f"seeds, which {origin}: {', '.join(map(str, draft.seeds))}")
+        if draft.trial:
+            print(f"try:     {draft.trial}")
         print(f"compute: {draft.command}")
         print(f"check:   leakbench submit {draft.folder} --check")
     return OK
@@ -101,10 +111,17 @@ def _check(folder: Path, board: Path | None, verifiers: Path | None, as_json: bo
 
     if not folder.is_dir() or folder.is_symlink():
         raise ValueError(f"submit must be given a folder, got {folder}")
+    if board is not None and not board.is_dir():
+        raise ValueError(f"--board must be a folder of published records, got {board}")
     rules = rules_of(verifiers)
     place = folder.resolve()
     if (folder / NAME).exists() or (folder / "records").exists():
         checked, others = [check_submission(place, place.parents[1], rules)], []
+    elif any((inner / NAME).is_file() for inner in place.iterdir() if inner.is_dir()):
+        raise ValueError(
+            f"submit --check must be given a submission or the folder of all of them, got {folder}, the folder of a "
+            f"handle; take the folder above, or one of {place.name}/DIGEST"
+        )
     else:
         checked, others = check_tree(place, rules)
     published = board or (PUBLISHED if PUBLISHED.is_dir() else None)

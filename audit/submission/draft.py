@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shlex
 import tomllib
@@ -12,10 +13,10 @@ from typing import Any
 from leakbench.leaderboard.records.files import digest_of_bytes, read_bytes, write_bytes
 from leakbench.leaderboard.submissions.command import command_words
 from leakbench.leaderboard.submissions.declaration import NAME, SCHEMA, TO_FILL, DeclarationError, parse
-from leakbench.leaderboard.submissions.identity import request_digest, seeds_of
+from leakbench.leaderboard.submissions.identity import request_digest
 
 from ..catalog import plugins
-from .suites import plain_suite, single_file
+from .suites import plain_suite, seeds_in, single_file
 
 _WORDS = {
     "who": "names and affiliation",
@@ -32,13 +33,16 @@ class Draft:
 
     Attributes:
         folder: of the submission.
-        seeds: that follow from its digest.
+        seeds: that follow from its digest; those of the suite, if that attacks checkpoints.
         command: shell command that computes its records, in its folder.
+        trial: shell command that runs the method beside one of the suite's, at the suite's first seed, in another
+            folder; empty without a method.
     """
 
     folder: Path
     seeds: tuple[int, ...]
     command: str
+    trial: str = ""
 
 
 def new_submission(
@@ -73,6 +77,11 @@ def new_submission(
         raise ValueError(f"a submission must be of one subject, got {' and '.join(chosen)}")
     kind = chosen[0] if chosen else "run"
     plain = plain_suite(suite, small)
+    if plain.zoo is not None and kind in ("defense", "checkpoint"):
+        raise ValueError(
+            f"a {kind} must be submitted to a suite that trains, got {suite!r}, which attacks checkpoints of its zoo; "
+            "it takes attacks"
+        )
     document: dict[str, Any] = {"schema": SCHEMA, "handle": handle}
     document |= {key: TO_FILL for key in _WORDS} | {"licence": licence, "command": TO_FILL}
     document |= {"kind": kind, "suite": suite, "small": small, "suite_digest": plain.digest}
@@ -87,7 +96,7 @@ def new_submission(
     except DeclarationError as error:
         raise ValueError(str(error)) from None
     digest = request_digest(declaration)
-    seeds, folder = seeds_of(digest, len(plain.seeds)), root / handle / digest
+    seeds, folder = seeds_in(plain, digest), root / handle / digest
     words = command_words(declaration, seeds)
     document["command"] = shlex.join([*words, "--out", "."])
     if (folder / NAME).exists():
@@ -95,7 +104,12 @@ def new_submission(
     if source is not None and declaration.method is not None:
         write_bytes(folder / declaration.method.file, read_bytes(source, "method file"))
     write_bytes(folder / NAME, _toml(document).encode())
-    return Draft(folder, seeds, f"cd {shlex.quote(str(folder))} && {document['command']}")
+    inside, trial = f"cd {shlex.quote(str(folder))} && ", ""
+    if declaration.method is not None:
+        beside = (plain.defense_grid() if kind == "defense" else plain.attack_grid())[0].name
+        options = [f"--{kind}", beside, "--seed", str(plain.seeds[0]), "--out", "../../../trial"]
+        trial = inside + shlex.join([*words[: words.index("--set")], *options])
+    return Draft(folder, seeds, inside + document["command"], trial)
 
 
 def _method(kind: str, text: str) -> tuple[Path, dict[str, Any]]:
@@ -114,8 +128,26 @@ def _method(kind: str, text: str) -> tuple[Path, dict[str, Any]]:
     source = Path(path)
     if why := single_file(source):
         raise ValueError(f"{source} {why}")
+    if why := _undefined(source, function):
+        raise ValueError(f"{source} {why}")
     table = {"file": source.name, "function": function, "sha256": digest_of_bytes(read_bytes(source, "method file"))}
     return source, table | ({"settings": entry} if entry else {})
+
+
+def _undefined(source: Path, function: str) -> str:
+    """Returns why a file has no such function; empty if it has. The file is parsed and not run."""
+    try:
+        tree = ast.parse(source.read_bytes(), str(source))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        return f"must be a Python file: {getattr(error, 'msg', error)}" + (f" (line {line})" if line else "")
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    bound = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    bound |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound |= {node.asname or node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
+    if function in bound or "*" in bound:
+        return ""
+    return f"must define the function {function}; it has {', '.join(functions) or 'none'}"
 
 
 def _toml(document: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ def plain_suite(name: str, small: bool) -> Suite:
         small: True for its small form.
 
     Raises:
-        SuiteError: no such suite, or it chooses settings by a search, or is of stored checkpoints.
+        SuiteError: no such suite, or it chooses settings by a search.
     """
     if Path(name).name != name or name.endswith(".toml"):
         raise ChoiceError(f"a submission must be of a suite of leakbench, by its name, got {name!r}")
@@ -44,17 +44,24 @@ def plain_suite(name: str, small: bool) -> Suite:
             f"suite {name!r} chooses settings by a search, whose records a submission does not hold; take a suite "
             "without [tune]"
         )
-    if suite.zoo is not None:
-        raise ChoiceError(
-            f"suite {name!r} is of stored checkpoints, which exist at its own seeds only, and a submission has its "
-            "own seeds; run it by leakbench run, and take another suite for a submission"
-        )
     return suite
 
 
 def with_seeds(suite: Suite, seeds: tuple[int, ...]) -> Suite:
     """Returns the suite at other seeds."""
     return suite.with_overrides([f"seeds={list(seeds)}"])
+
+
+def seeds_in(suite: Suite, digest: str) -> tuple[int, ...]:
+    """Returns the seeds of a submission: they follow from its digest, unless the suite trains nothing.
+
+    A suite on checkpoints keeps its own seeds, because its zoo has no others.
+
+    Args:
+        suite: at its own seeds.
+        digest: of the request.
+    """
+    return suite.seeds if suite.zoo is not None else seeds_of(digest, len(suite.seeds))
 
 
 def facts(declaration: Declaration) -> SuiteFacts:
@@ -67,7 +74,7 @@ def facts(declaration: Declaration) -> SuiteFacts:
         SuiteError: no such suite.
     """
     suite = plain_suite(declaration.suite, declaration.small)
-    seeds = seeds_of(request_digest(declaration), len(suite.seeds))
+    seeds = seeds_in(suite, request_digest(declaration))
     cells, why = None, ""
     try:
         plan = planning.plan(with_seeds(suite, seeds))

@@ -30,7 +30,7 @@ from leakbench.leaderboard.submissions.agreement import (
 from leakbench.leaderboard.submissions.cells import is_own, without_seed
 from leakbench.leaderboard.submissions.check import CheckedSubmission
 from leakbench.leaderboard.submissions.declaration import NAME, Declaration
-from leakbench.leaderboard.submissions.identity import draw_digest, drawn_cells, fresh_seeds, results_digest, seeds_of
+from leakbench.leaderboard.submissions.identity import draw_digest, drawn_cells, fresh_seeds, results_digest
 from leakbench.leaderboard.submissions.stamp import CellComparison, Stamp
 from leakbench.leaderboard.submissions.tiers import UNVERIFIED
 
@@ -40,7 +40,7 @@ from ..run.progress import Report
 from ..run.provenance import library
 from ..run.verify import OF_EXTRAS
 from ..suite.suite import Suite
-from .suites import plain_suite, with_method, with_seeds
+from .suites import plain_suite, seeds_in, with_method, with_seeds
 
 REQUEST = "request"
 """Name of a comparison of requests, where a metric has its own."""
@@ -67,7 +67,8 @@ def verify(
         checked: submission that counts.
         verifier: handle of the verifier.
         cells: number of cells to draw; all, if there are fewer.
-        fresh: number of fresh seeds at which the drawn cells are computed besides; 0 for none.
+        fresh: number of fresh seeds at which the drawn cells are computed besides; 0 for none. None are
+            computed of a suite on checkpoints, because its zoo has no other seeds.
         salt: text drawn by the verifier, on which the draw depends.
         device: of the computation; None to decide for each training by its cost.
         jobs: processes.
@@ -92,7 +93,8 @@ def verify(
     if not drawn:
         raise ValueError(f"{checked.path} has no cell with a number")
     plain = plain_suite(declaration.suite, declaration.small)
-    seeds, new = seeds_of(checked.digest, len(plain.seeds)), fresh_seeds(draw, fresh)
+    fresh = 0 if plain.zoo is not None else fresh
+    seeds, new = seeds_in(plain, checked.digest), fresh_seeds(draw, fresh)
     runner = _Runner(declaration, checked.folder, device, jobs, report)
     with runner.in_a_fresh_folder():
         reported = with_seeds(plain, seeds)

@@ -114,7 +114,8 @@ def requested_faults(
             problem = "it is skipped, and its request does not skip the cell; compute it again"
             faults.append(Fault(file=file, field="status", problem=problem))
         if record.status == "failed":
-            faults.append(_flagged(file, "status", "it failed, so its row is incomplete; run its suite again"))
+            why = f" ({printable(record.reason, 160)})" if record.reason else ""
+            faults.append(_flagged(file, "status", f"it failed{why}, so its row is incomplete; run its suite again"))
     return [*faults, *_changed(manifests, records)]
 
 

@@ -154,7 +154,7 @@ def render(
     flags = {flag for row in board.rows for flag in row.flags}
     context: dict[str, Any] = {
         "suites": list(dict.fromkeys(record.suite for record in records)),
-        "about": _about(board.rows, honest),
+        "about": _about(board.rows, honest, active=bool(board.active)),
         "alarms": alarms(board.controls, board.violations, board.gaps),
         "assumptions": remarks.assumptions(board.rows),
         "controls": board.controls,
@@ -283,7 +283,7 @@ def _decades(parts: Iterable[Part]) -> set[int]:
     return {cell.decades for cell in cells if cell.decades is not None}
 
 
-def _about(rows: Sequence[Row], records: Sequence[Record]) -> str:
+def _about(rows: Sequence[Row], records: Sequence[Record], *, active: bool = False) -> str:
     """Sentences on what was trained and attacked."""
     defenses = len({row.defense.name for row in rows if row.control is None})
     trained = dict.fromkeys(f"{row.task.data or '?'} ({row.task.model or '?'})" for row in rows)
@@ -299,6 +299,8 @@ def _about(rows: Sequence[Row], records: Sequence[Record]) -> str:
         names = sorted({record.attack.name for record in done if record.attack})
         if names:
             questions.append(f"{and_words(names)} {kind.question}")
+    if not questions and active:
+        return f"{words} All attacks are those of an active server, in a table of their own."
     return f"{words} {and_words(questions)}." if questions else f"{words} No attack was carried out."
 
 

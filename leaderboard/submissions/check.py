@@ -20,7 +20,7 @@ from ..records.validation import RecordError
 from .cells import SuiteFacts, cell_problems, is_own, unmeasured
 from .command import command_words, same_command
 from .declaration import NAME, Declaration, DeclarationError, is_handle, read_declaration
-from .identity import code_digest, request_digest
+from .identity import REPORTED, code_digest, request_digest
 from .signature import ALLOWED, SIGNATURE, check_signature, statement
 from .stamp import NAME as STAMP
 from .stamp import SIGNATURE as STAMP_SIGNATURE
@@ -387,10 +387,13 @@ def _contents(checked: CheckedSubmission) -> set[tuple[str, str]]:
     contents = {("checkpoint", declaration.checkpoint.sha256)} if declaration and declaration.checkpoint else set()
     if declaration and declaration.method:
         contents.add((f"{declaration.kind}'s file", declaration.method.sha256))
+    own = {record.id for record in checked.own}
     for record in checked.records:
-        # Scores of two trainings under different seeds are equal by no accident; other arrays may be.
+        # Scores of two trainings under different seeds are equal by no accident; other arrays may be. At a suite's own
+        # seeds, as of checkpoints, its own attacks give everybody the same scores.
         labels_only = record.requires is not None and record.requires.access == "LABEL_ONLY"
-        if record.kind in ("membership", "canaries") and record.arrays_digest is not None and not labels_only:
+        scores = record.kind in ("membership", "canaries") and record.arrays_digest is not None and not labels_only
+        if scores and (record.seed in REPORTED or (record.id in own and declaration and declaration.method)):
             contents.add((f"table of {record.kind} scores", record.arrays_digest))
     return contents
 

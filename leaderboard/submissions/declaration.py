@@ -57,6 +57,12 @@ def _licence(text: str) -> str:
 ShortText = Annotated[str, Field(min_length=1, max_length=300), AfterValidator(_line)]
 
 
+def _handle(value: str) -> str:
+    if not is_handle(value):
+        raise ValueError("must be lower case letters, digits and single hyphens, 39 at most")
+    return value
+
+
 class _SubmissionTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -96,7 +102,7 @@ class Declaration(_SubmissionTable):
     """Content of `SUBMISSION.toml`."""
 
     schema_: Annotated[int, Field(alias="schema")]
-    handle: Annotated[str, Field(pattern=f"^{HANDLE}$")]
+    handle: Annotated[str, AfterValidator(_handle)]
     """Folder of the submitter, as an account's name: lower case, digits, single hyphens."""
     who: ShortText
     licence: Annotated[str, AfterValidator(_licence)]

@@ -367,9 +367,7 @@ class ImplicitSubspace(Subspace):
         row, along = vector.unsqueeze(0), [vector.new_zeros(1, 0)]
         for part, (start, stop) in zip(self.parts, self.spans, strict=True):
             part_row = row[:, start:stop]
-            along.append(
-                inner_products(part_row, part.to(row)) if isinstance(part, Tensor) else part.of_rows(part_row)
-            )
+            along.append(inner_products(part_row, part.to(row)) if isinstance(part, Tensor) else part.of_rows(part_row))
         return torch.cat(along, dim=1).squeeze(0)
 
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:

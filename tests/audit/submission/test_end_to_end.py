@@ -5,7 +5,9 @@ import shlex
 
 import pytest
 
+from leakbench.audit.submission.suites import facts
 from leakbench.leaderboard.records.record import read
+from leakbench.leaderboard.submissions.declaration import read_declaration
 from leakbench.leaderboard.submissions.signature import can_sign
 from tests.leaderboard.submissions.test_signature import make_key
 
@@ -159,3 +161,71 @@ def test_a_cell_that_the_submission_skips_and_its_code_runs_is_found_by_verifica
     lines = [line for line in verified["content"]["comparisons"] if line["metric"] == "request"]
     assert code == 1 and not verified["holds"] and {line["cell"] for line in lines} == set(own)
     assert all("skips this cell, and the code does not: it cannot" in line["reason"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (METHOD.replace("def half_dp", "def other"), "must define the function half_dp; it has other"),
+        ("", "must define the function half_dp; it has none"),
+        ("def half_dp(:\n", "must be a Python file: invalid syntax (line 1)"),
+    ],
+    ids=["another name", "empty", "no Python"],
+)
+def test_a_file_without_the_function_gets_no_draft(tiny_suite, tmp_path, monkeypatch, capsys, content, sentence):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(content)
+    arguments = ("submit", "all", "--new", "--handle", "ada", "--suite", "tiny", "--defense", "mine.py:half_dp")
+    code, _, error = run_command(capsys, *arguments)
+    assert code == 2 and sentence in error and not (tmp_path / "all").exists()
+
+
+def test_a_draft_prints_a_trial_of_the_method_that_the_command_can_run(tiny_suite, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(METHOD)
+    arguments = ("submit", "all", "--new", "--handle", "ada", "--suite", "tiny", "--defense", "mine.py:half_dp")
+    _, drafted = document(capsys, *arguments)
+    words = shlex.split(drafted["trial"])
+    monkeypatch.chdir(words[1])
+    code, _, error = run_command(capsys, *words[4:], "--jobs", 1)
+    assert code == 0, error
+    assert {read(path).defense.name for path in (tmp_path / "trial" / "records").glob("*.json")} == {
+        "sgd",
+        "mine.py:half_dp",
+    }
+
+
+def test_a_handles_folder_and_a_missing_board_are_named(tree, submission, capsys):
+    code, _, error = run_command(capsys, "submit", tree / "ada", "--check")
+    assert code == 2 and "the folder of a handle; take the folder above" in error
+    code, _, error = run_command(capsys, "submit", submission, "--check", "--board", tree / "nowhere")
+    assert code == 2 and "--board must be a folder of published records" in error
+
+
+ATTACK = '''"""Entropy of predictions."""
+
+from leakbench.attacks.core import Access, MembershipScores, ModelAccess, attack
+
+
+@attack(access=Access.BLACK_BOX)
+def entropy(target: ModelAccess, generator) -> MembershipScores:
+    """Scores a candidate by the negative entropy of its prediction."""
+    candidates = target.candidates
+    shares = target.logits(candidates.inputs).double().softmax(dim=1)
+    scores = (shares * shares.clamp_min(1e-12).log()).sum(dim=1)
+    return MembershipScores(ids=candidates.ids, scores=scores, exact=False)
+'''
+
+
+def test_an_attack_on_a_zoo_keeps_the_seeds_of_its_checkpoints(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(ATTACK)
+    arguments = ("submit", "all", "--new", "--handle", "ada", "--suite", "zoo_small")
+    code, out, _ = run_command(capsys, *arguments, "--attack", "mine.py:entropy")
+    assert code == 0 and "the only ones of its zoo: 0, 1, 2" in out
+    (folder,) = (tmp_path / "all" / "ada").iterdir()
+    fill(folder)
+    found = facts(read_declaration(folder))
+    assert found.seeds == (0, 1, 2) and found.cells and not found.unplanned
+    code, _, error = run_command(capsys, *arguments, "--defense", "mine.py:entropy")
+    assert code == 2 and "a defense must be submitted to a suite that trains" in error

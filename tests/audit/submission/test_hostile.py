@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from leakbench.audit.cli.submit import rules_of
-from leakbench.audit.submission.suites import plain_suite, single_file
-from leakbench.audit.suite.suite import SuiteError
+from leakbench.audit.submission.suites import single_file
 from leakbench.defenses.core.privacy.accounting import Gaussian, pld_in_time
 from leakbench.leaderboard.board.controls import ControlResult
 from leakbench.leaderboard.checks import check as checks
@@ -541,8 +540,3 @@ def test_the_accountant_imports_nothing_from_the_current_folder(tmp_path, monkey
     events = (Gaussian(sample_rate=0.1, noise_multiplier=1.0, count=10),)
     answer = pld_in_time(events, 1e-5, 1e-3, 300.0)
     assert answer is not None and answer.epsilon == pytest.approx(2.85, abs=0.01)
-
-
-def test_stored_checkpoints_are_no_suite_of_a_submission():
-    with pytest.raises(SuiteError, match="stored checkpoints, which exist at its own seeds only"):
-        plain_suite("zoo_small", False)
