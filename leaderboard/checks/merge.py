@@ -71,6 +71,8 @@ def merge(folders: Sequence[Path], out: Path, *, known: KnownSuites | None = Non
     sources, faults, copies = _sources(folders, limits)
     if faults:
         raise MergeError(faults)
+    if not sources:
+        raise RecordError(f"there is no record in {', '.join(map(str, folders))}")
     # A folder beside `out` is in the same file system, where renaming is whole or not at all.
     draft = out.absolute().parent / f".{out.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
     try:

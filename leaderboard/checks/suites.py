@@ -1,9 +1,12 @@
 """Requests of a folder against the suites that this version knows by name: other files, cells left out, forged ids."""
 
+import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..kinds import JUDGED
+from ..records.labels import key_of
 from ..records.manifest import Expected, Manifest
 from ..records.record import Record
 from .fault import Fault
@@ -51,13 +54,45 @@ def suite_faults(manifests: Mapping[str, Manifest], records: Sequence[Record], k
                 yield Fault(file=file, field="suite_digest", problem=problem, severity="flagged")
             continue
         own = {cell.id for cell in suite.cells}
+        added, methods = _added(manifest), {method for cell in suite.cells for method in _methods(cell)}
+        counts: Counter[str] = Counter()
         for i, cell in enumerate(manifest.cells):
-            if own and cell.id not in own:
+            if not own or cell.id in own:
+                continue
+            # Ids of an added method depend on its code, which no check runs.
+            foreign = {name for name, _ in _methods(cell) - methods}
+            if foreign and foreign <= added:
+                counts.update(foreign)
+            else:
                 problem = f"{cell.id} is no cell of its suite: the id does not follow from the suite of that digest"
                 yield Fault(file=file, field=f"cells[{i}].id", problem=problem)
+        for name, count in counts.items():
+            problem = (
+                f"{count} cells are of {printable(name)}, which the command added to the suite: not compared with it"
+            )
+            yield Fault(file=file, field="cells", problem=problem, severity="flagged")
         if own.isdisjoint(compared):  # two requests of one suite together are the whole of it
             compared |= own
             yield from _left_out(file, [cell for cell in suite.cells if cell.id not in requested], len(own))
+
+
+def _methods(cell: Expected) -> set[tuple[str, str]]:
+    """Names and settings of a cell's defense and attack."""
+    methods = [cell.defense] if cell.attack is None else [cell.defense, cell.attack]
+    return {(method.name, key_of(method.settings)) for method in methods}
+
+
+def _added(manifest: Manifest) -> set[str]:
+    """Names of the methods that a request's command adds to the suite."""
+    names = set()
+    for option, word in zip(manifest.command, manifest.command[1:], strict=False):
+        if option in ("--add-defense", "--add-attack"):
+            try:
+                name = tomllib.loads(f"entry = {word}")["entry"]["name"]
+            except (tomllib.TOMLDecodeError, TypeError, KeyError):
+                name = word
+            names.add(str(name))
+    return names
 
 
 def _left_out(file: str, cells: Sequence[Expected], of: int) -> Iterator[Fault]:

@@ -1,11 +1,14 @@
 """A stranger's afternoon in small: a defense by file is drafted, run, checked, signed, verified, and tampered with."""
 
+import dataclasses
 import json
 import shlex
 
 import pytest
 
 from leakbench.audit.submission.suites import facts
+from leakbench.leaderboard.checks.suites import KnownSuite, suite_faults
+from leakbench.leaderboard.records.manifest import read_manifests
 from leakbench.leaderboard.records.record import read
 from leakbench.leaderboard.submissions.declaration import read_declaration
 from leakbench.leaderboard.submissions.signature import can_sign
@@ -202,7 +205,7 @@ def test_a_handles_folder_and_a_missing_board_are_named(tree, submission, capsys
     assert code == 2 and "--board must be a folder of published records" in error
 
 
-ATTACK = '''"""Entropy of predictions."""
+ENTROPY = '''"""Entropy of predictions."""
 
 from leakbench.attacks.core import Access, MembershipScores, ModelAccess, attack
 
@@ -219,7 +222,7 @@ def entropy(target: ModelAccess, generator) -> MembershipScores:
 
 def test_an_attack_on_a_zoo_keeps_the_seeds_of_its_checkpoints(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(ATTACK)
+    (tmp_path / "mine.py").write_text(ENTROPY)
     arguments = ("submit", "all", "--new", "--handle", "ada", "--suite", "zoo_small")
     code, out, _ = run_command(capsys, *arguments, "--attack", "mine.py:entropy")
     assert code == 0 and "the only ones of its zoo: 0, 1, 2" in out
@@ -229,3 +232,19 @@ def test_an_attack_on_a_zoo_keeps_the_seeds_of_its_checkpoints(tmp_path, monkeyp
     assert found.seeds == (0, 1, 2) and found.cells and not found.unplanned
     code, _, error = run_command(capsys, *arguments, "--defense", "mine.py:entropy")
     assert code == 2 and "a defense must be submitted to a suite that trains" in error
+
+
+def test_cells_of_an_added_method_are_no_forged_cells_of_the_suite(submission):
+    (manifest,) = read_manifests(submission / "records")
+    cells = [cell for cell in manifest.cells if cell.defense.name != "half_dp.py:half_dp"]
+    known = KnownSuite(digest=manifest.suite_digest, cells=cells)
+    (fault,) = suite_faults({"file": manifest}, (), lambda _: known)
+    assert fault.severity == "flagged" and "cells are of half_dp.py:half_dp, which the command added" in fault.problem
+    forged = dataclasses.replace(manifest, command=("leakbench", "run", "tiny"))
+    assert {fault.severity for fault in suite_faults({"file": forged}, (), lambda _: known)} == {"refused"}
+
+
+def test_folders_without_a_record_are_not_merged(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    code, _, error = run_command(capsys, "leaderboard", "merge", tmp_path / "empty", "--out", tmp_path / "out")
+    assert code == 3 and f"there is no record in {tmp_path / 'empty'}" in error
