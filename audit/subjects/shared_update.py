@@ -263,8 +263,8 @@ class SharedUpdates:
         generator: torch.Generator,
     ) -> tuple[Reconstruction, SharedMessage]:
         """Returns an active server's answer, and the last message with the charges of all."""
-        known, message = common["public_knowledge"], self._update.message or {}
-        calls = message.get("chosen_models", 1)
+        known = common["public_knowledge"]
+        calls = (self._update.message or {}).get("chosen_models", 1)
         models = ChosenModels(model, known, calls)
 
         def message(sent: nn.Module, call: int) -> SharedMessage:

@@ -19,8 +19,9 @@ TITLE = "Active server: it chooses the model that a client trains from"
 
 ABOUT = (
     "Attacks of a server that sends a client a model of its own choice, or a block in front of it. They are compared "
-    "with no honest attacker, and are in no worst case, control, rank or plot. The claim is that of the messages which "
-    "they asked for; it holds for any model, as long as sample rate, bound and noise are the client's own."
+    "with no honest attacker, and are in no worst case, control, rank or plot. An estimate above the most that the "
+    "claim allows is no violation by itself; a refuted claim is flagged. The claim is that of the messages which they "
+    "asked for; it holds for any model, as long as sample rate, bound and noise are the client's own."
 )
 """Sentences under the title."""
 

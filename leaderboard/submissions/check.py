@@ -392,8 +392,9 @@ def _contents(checked: CheckedSubmission) -> set[tuple[str, str]]:
         # Scores of two trainings under different seeds are equal by no accident; other arrays may be. At a suite's own
         # seeds, as of checkpoints, its own attacks give everybody the same scores.
         labels_only = record.requires is not None and record.requires.access == "LABEL_ONLY"
-        scores = record.kind in ("membership", "canaries") and record.arrays_digest is not None and not labels_only
-        if scores and (record.seed in REPORTED or (record.id in own and declaration and declaration.method)):
+        if record.kind not in ("membership", "canaries") or record.arrays_digest is None or labels_only:
+            continue
+        if record.seed in REPORTED or (record.id in own and declaration and declaration.method):
             contents.add((f"table of {record.kind} scores", record.arrays_digest))
     return contents
 

@@ -15,6 +15,7 @@ from leakbench.attacks.core import (
     Knows,
     MembershipScores,
     Reconstruction,
+    SeenMessage,
     attack,
     granted,
 )
@@ -65,6 +66,7 @@ class Server:
                 continue
             released = getattr(message, "released", None)
             if released is None:
+                assert isinstance(message, SeenMessage)
                 released = granted(message.others_removed)(slice(0, len(granted(target.candidates)))).median(dim=0)[0]
             self.messages[-1].append(released.double().clone())
 

@@ -457,6 +457,7 @@ def test_a_seed_that_is_said_to_have_failed_is_refused(check, submission):
 def own_rows(tree):
     checked, _ = check_tree(tree, rules_of())
     board = rows_beside([entry for entry in checked if entry.counts], None).board
+    assert board is not None
     return [row for row in board["rows"] if METHOD in row["defense"]["name"]]
 
 
@@ -480,8 +481,9 @@ def test_two_requests_of_a_handle_are_two_rows(tree, submission):
     checked, _ = check_tree(tree, rules_of())
     other = [dataclasses.replace(record, id=record.id[::-1], seed=record.seed + 1) for record in checked[0].records]
     twin = dataclasses.replace(checked[0], path="ada/0123456789", digest="0123456789", records=tuple(other))
-    rows = rows_beside([checked[0], twin], None).board["rows"]
-    names = {row["defense"]["name"] for row in rows if METHOD in row["defense"]["name"]}
+    board = rows_beside([checked[0], twin], None).board
+    assert board is not None
+    names = {row["defense"]["name"] for row in board["rows"] if METHOD in row["defense"]["name"]}
     assert names == {f"ada/{submission.name[:8]}/{METHOD}", f"ada/01234567/{METHOD}"}
 
 
