@@ -77,20 +77,10 @@ class AskedClient:
 
     def target(self) -> ActiveServer:
         """Returns the target of the attack."""
-        known, models = self._knowledge, self._models
-        return ActiveServer(
-            release=self.release,
-            calls=self._calls,
-            parameters=models.parameters,
-            network=models.network,
-            logits=models.logits,
-            gradient_norms=models.gradient_norms,
-            input_shape=known.input_shape,
-            input_low=known.low,
-            input_high=known.high,
-            classes=known.classes,
+        return self._models.target(
+            self.release,
             noise_multiplier=own_multiplier(self._model.method[0]) or 0.0,
-            population=known.population,
+            population=self._knowledge.population,
             informed=True,
             candidates=self._candidates.given,
         )

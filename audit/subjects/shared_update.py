@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from leakbench.attacks.core import (
-    ActiveServer,
     Attack,
     Controls,
     Knows,
@@ -42,6 +41,7 @@ from ..targets.candidate_prior import Prior
 from ..targets.candidates import copied
 from ..targets.chosen_models import ActiveRounds, ChosenModels
 from ..targets.local_steps import MAX_UNROLL, LocalTraining
+from ..targets.observe import PublicKnowledge
 from ..targets.simulated_message import SharedMessage, simulate_message, without_noise
 from ..targets.simulated_update import Shared, simulate_share
 from .federated_run import ClientsRun
@@ -263,31 +263,20 @@ class SharedUpdates:
         generator: torch.Generator,
     ) -> tuple[Reconstruction, SharedMessage]:
         """Returns an active server's answer, and the last message with the charges of all."""
-        known = common["public_knowledge"]
-        calls = (self._update.message or {}).get("chosen_models", 1)
-        models = ChosenModels(model, known, calls)
+        public: PublicKnowledge = common["public_knowledge"]
+        models = ChosenModels(model, public, (self._update.message or {}).get("chosen_models", 1))
 
         def message(sent: nn.Module, call: int) -> SharedMessage:
             # A key for each attack: noise that two attacks share would cancel between their models.
             return self._message(sent, batch, method, image, common, f" of chosen model {call} {cell.id}")
 
         rounds = ActiveRounds(models, message)
-        population = known.population
-        target = ActiveServer(
-            release=rounds.release,
-            calls=calls,
-            parameters=models.parameters,
-            network=models.network,
-            logits=models.logits,
-            gradient_norms=models.gradient_norms,
-            input_shape=known.input_shape,
-            input_low=known.low,
-            input_high=known.high,
-            classes=known.classes,
+        target = models.target(
+            rounds.release,
             labels=batch[1].clone(),
             batch_size=len(batch[1]),
             noise_multiplier=own_multiplier(method) or 0.0,
-            population=None if population is None else copied(population),
+            population=None if public.population is None else copied(public.population),
         )
         settings = copy.deepcopy(self._request.requested_attack.settings)
         return attack(target, generator, **settings), rounds.shared()

@@ -12,12 +12,13 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from leakbench.attacks.core import AccessError, ImprintBlock, Network, NotApplicable, Target
+from leakbench.attacks.core import AccessError, ActiveServer, ImprintBlock, Network, NotApplicable, Target
 from leakbench.defenses.core import Block, Everything, Layout, Ledger, StepPlan, clip, outputs, per_example_gradients
 from leakbench.defenses.core.federated.side_arrays import refuse_non_finite
 
@@ -121,6 +122,28 @@ class ChosenModels:
     def parameters(self) -> dict[str, Tensor]:
         """Parameters that an honest server would send, by name."""
         return {name: part.clone() for name, part in self.layout.unflatten(self.layout.read(self._model)).items()}
+
+    def target(self, release: Callable[..., Target], **knowledge: Any) -> ActiveServer:
+        """Returns the target of an attack.
+
+        Args:
+            release: of the client.
+            **knowledge: side knowledge and candidates, as fields of the target.
+        """
+        public = self._known
+        return ActiveServer(
+            release=release,
+            calls=self._calls,
+            parameters=self.parameters,
+            network=self.network,
+            logits=self.logits,
+            gradient_norms=self.gradient_norms,
+            input_shape=public.input_shape,
+            input_low=public.low,
+            input_high=public.high,
+            classes=public.classes,
+            **knowledge,
+        )
 
 
 def behind_block(block: ImprintBlock, model: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:

@@ -78,19 +78,19 @@ def _together(record: Record) -> _Contradictions:
 
 def _metrics(record: Record) -> _Contradictions:
     for name, metric in record.metrics.items():
-        known, field = METRICS.get(name), f"metrics.{name}"
+        stated, field = METRICS.get(name), f"metrics.{name}"
         if metric.value is None:
             continue
-        if metric.n is None and known is not None:
+        if metric.n is None and stated is not None:
             yield f"{field}.n", "n must be the number of examples behind a value, got null", "refused"
         elif metric.n == 0:
             yield f"{field}.n", f"n must be at least 1 for a value, and {metric.value:g} is of 0 examples", "refused"
-        if known is None:
+        if stated is None:
             continue
         for end in ("low", "high"):
             value, slack = getattr(metric, end), SLACK * max(1.0, abs(metric.value))
-            if value is not None and not known.least - slack <= value <= known.most + slack:
-                problem = f"{end} must be in the range of {name}, [{known.least:g}, {known.most:g}], got {value}"
+            if value is not None and not stated.least - slack <= value <= stated.most + slack:
+                problem = f"{end} must be in the range of {name}, [{stated.least:g}, {stated.most:g}], got {value}"
                 yield f"{field}.{end}", problem, "refused"
         if isinstance(metric.detail, CountDetail) and "correct" in metric.detail and metric.n:
             share = metric.detail.correct / metric.n
@@ -115,8 +115,8 @@ def _bounds(record: Record) -> _Contradictions:
     """Proved lower bounds on epsilon against the claim."""
     claim = record.claim
     for name, metric in record.metrics.items():
-        known = METRICS.get(name)
-        if known is None or not known.proved or metric.value is None or not isinstance(metric.detail, ProvedDetail):
+        stated = METRICS.get(name)
+        if stated is None or not stated.proved or metric.value is None or not isinstance(metric.detail, ProvedDetail):
             continue
         if claim is None or claim.epsilon is None or claim.unit == "client":
             continue  # no finite claim, or a claim about another unit than a record of the attack

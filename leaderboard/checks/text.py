@@ -2,11 +2,14 @@
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .fault import Fault
 from .limits import Limits
+
+MOST_NAMED = 5
+"""Records that a fault names, of those that have it."""
 
 _MARKUP = re.compile(r"<\s*[A-Za-z/!?]|javascript:|data:text/html|\]\(|&#", re.IGNORECASE)
 _NAME = re.compile(r"(?!.*\.\.)\w[\w ./:+@=,-]{0,199}", re.ASCII)
@@ -26,6 +29,13 @@ def printable(text: str, most: int = 200) -> str:
     """Returns the text with characters that do not print replaced by their codes, cut to a length."""
     words = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text[: most + 1])
     return words if len(words) <= most else f"{words[: most - 3]}..."
+
+
+def listed(ids: Iterable[str]) -> str:
+    """Returns the first ids in order, and the number of the others."""
+    ids = sorted(ids)
+    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+    return f"{', '.join(ids[:MOST_NAMED])}{more}"
 
 
 def text_faults(data: Any, file: str, limits: Limits) -> list[Fault]:

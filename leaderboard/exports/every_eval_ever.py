@@ -37,11 +37,11 @@ def every_eval_ever(board: Board, publication: Publication) -> dict[str, bytes]:
     """
     publication.needed_dataset("every_eval_ever")
     organization = publication.organization or ""
-    known = {column.field or column.key: metric for metric, column in columns()}
+    metrics = {column.field or column.key: metric for metric, column in columns()}
     files = {}
     for unit, lines in tables(board).items():
         for row in by_row(lines):
-            results = [_result(line, known[line["metric"]]) for line in row if line["value"] is not None]
+            results = [_result(line, metrics[line["metric"]]) for line in row if line["value"] is not None]
             if results:
                 model = f"{organization}/{slug(row[0]['defense'])}-{row[0]['row_id']}"
                 collection = slug(f"leakbench_{row[0]['suite']}" + ("_client" if unit == "client" else ""))

@@ -62,14 +62,14 @@ def cell_problems(declaration: Declaration, requested: Iterable[Expected], plann
         planned: cells of the suite at its seeds, without the submission's method.
     """
     requested, planned = list(requested), list(planned)
-    names, known = {cell.id for cell in requested}, {cell.id for cell in planned}
+    names, plan_ids = {cell.id for cell in requested}, {cell.id for cell in planned}
     problems = [
         f"cell {cell.id} of the suite ({cell.words}, seed {cell.seed}) was not requested"
         for cell in planned
         if cell.id not in names
     ]
     problems += _changed(requested, planned)
-    own = [cell for cell in requested if cell.id not in known]
+    own = [cell for cell in requested if cell.id not in plan_ids]
     if declaration.method is None:
         return problems + [f"cell {cell.id} ({cell.words}) is none of the suite" for cell in own]
     for cell in own:
@@ -190,8 +190,8 @@ def _lacking_targets(own: list[Expected], planned: list[Expected]) -> list[str]:
 
 
 def _unknown(own: list[Expected], planned: list[Expected]) -> list[Expected]:
-    known = {key_of(cell.budget) for cell in planned}
-    return [cell for cell in own if key_of(cell.budget) not in known]
+    budgets = {key_of(cell.budget) for cell in planned}
+    return [cell for cell in own if key_of(cell.budget) not in budgets]
 
 
 def _common(

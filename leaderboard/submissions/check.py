@@ -6,21 +6,21 @@ others.
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..checks.check import CONTROLS, Recompute, examine
 from ..checks.fault import Fault, Severity
-from ..checks.text import printable
-from ..records.files import digest_of_bytes, read_bytes
+from ..checks.text import MOST_NAMED, listed, printable
 from ..records.manifest import Manifest
 from ..records.record import Record
 from ..records.validation import RecordError
 from .cells import SuiteFacts, cell_problems, is_own, unmeasured
 from .command import command_words, same_command
 from .declaration import NAME, Declaration, DeclarationError, is_handle, read_declaration
-from .identity import REPORTED, code_digest, request_digest
+from .identity import REPORTED, request_digest
+from .method_file import code_faults
 from .signature import ALLOWED, SIGNATURE, check_signature, statement
 from .stamp import NAME as STAMP
 from .stamp import SIGNATURE as STAMP_SIGNATURE
@@ -33,10 +33,6 @@ BESIDE = {NAME, SIGNATURE, STAMP, STAMP_SIGNATURE, "records", ".lock"}
 LOCAL = {"__pycache__", "artifacts", "page"}
 """Traces of a run on the submitter's machine, which do no harm and belong into no pull request."""
 MOST_FILES = 100_000
-LARGEST_METHOD = 2**20
-"""Bytes of a method's file."""
-MOST_NAMED = 5
-"""Records that a fault names, of those that have it."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +164,7 @@ def check_submission(folder: Path, root: Path, rules: Rules) -> CheckedSubmissio
         faults += [replace(fault, file=f"{path}/{fault.file}" if fault.file else path) for fault in examined.faults]
     else:
         faults.append(_fault(f"{path}/records", "", "must be there: run the command of the declaration in its folder"))
-    faults += _method(folder, path, declaration, records, rules)
+    faults += code_faults(folder, path, declaration, records, rules.single_file)
     faults += _suite(path, declaration, records, manifests, rules)
     faults += _signature(folder, path, declaration, digest, root)
     stamp, ignored = evidence_of(folder, declaration, rules.verifiers or root / VERIFIERS)
@@ -225,74 +221,18 @@ def _place(folder: Path, path: str, declaration: Declaration, digest: str) -> It
 def _files(folder: Path, path: str, declaration: Declaration) -> Iterator[Fault]:
     """Faults of files that belong to no submission."""
     method, checkpoint = declaration.method, declaration.checkpoint
-    known = BESIDE | ({method.file} if method else set())
-    known |= {checkpoint.file} if checkpoint and checkpoint.file else set()
+    allowed = BESIDE | ({method.file} if method else set())
+    allowed |= {checkpoint.file} if checkpoint and checkpoint.file else set()
     for entry in _entries(folder):
         name = printable(entry.name)
         if entry.name in LOCAL:
             yield _fault(
                 f"{path}/{name}", "", "is no part of a submission; leave it out of the pull request", "flagged"
             )
-        elif entry.name not in known:
-            yield _fault(f"{path}/{name}", "", f"must be one of {', '.join(sorted(known))}; remove it")
+        elif entry.name not in allowed:
+            yield _fault(f"{path}/{name}", "", f"must be one of {', '.join(sorted(allowed))}; remove it")
         elif (entry.name == "records") != entry.is_dir(follow_symlinks=False):
             yield _fault(f"{path}/{name}", "", "must be a folder if it is records, else a file")
-
-
-def _method(
-    folder: Path, path: str, declaration: Declaration, records: Iterable[Record], rules: Rules
-) -> Iterator[Fault]:
-    """Faults of the method's file or the checkpoint, compared with the code that computed the records."""
-    method, checkpoint = declaration.method, declaration.checkpoint
-    roles: dict[str, str] = {}
-    if method is not None:
-        file = folder / method.file
-        if not file.is_file():
-            yield _fault(
-                f"{path}/{NAME}", "method.file", f"must lie beside the declaration, and {method.file} does not"
-            )
-            return
-        if file.stat().st_size > LARGEST_METHOD:
-            yield _fault(f"{path}/{method.file}", "", f"must have at most {LARGEST_METHOD} bytes")
-            return
-        actual = digest_of_bytes(read_bytes(file))
-        if actual != method.sha256:
-            yield _fault(f"{path}/{NAME}", "method.sha256", f"must be that of {method.file}, {actual}")
-        if why := rules.single_file(file):
-            yield _fault(f"{path}/{method.file}", "", why)
-        roles = {f"{declaration.kind} {method.name}": code_digest(file)}
-    elif checkpoint is not None:
-        yield from _checkpoint(folder, path, declaration)
-    others: dict[tuple[str, str], list[str]] = {}
-    for record in records:
-        for role, code in record.provenance.third_party.items():
-            if role not in roles:
-                others.setdefault((role, "is code of a third party that the declaration does not name"), []).append(
-                    record.id
-                )
-            elif code != roles[role]:
-                problem = "was computed by another file than the one that lies here"
-                others.setdefault((role, problem), []).append(record.id)
-        for role in roles:
-            own = is_own(declaration, record.defense.name, record.attack and record.attack.name)
-            if own and role not in record.provenance.third_party:
-                others.setdefault((role, "has no digest of the code that computed it"), []).append(record.id)
-    for (role, problem), ids in sorted(others.items()):
-        yield _fault(f"{path}/records", f"provenance.third_party.{printable(role)}", f"{problem}: {_listed(ids)}")
-
-
-def _checkpoint(folder: Path, path: str, declaration: Declaration) -> Iterator[Fault]:
-    checkpoint = declaration.checkpoint
-    if checkpoint is None:
-        return
-    problem = "records do not name the checkpoint that they are of, so this digest is the submitter's word"
-    yield _fault(f"{path}/{NAME}", "checkpoint.sha256", problem, "flagged")
-    if checkpoint.file is None:
-        return
-    if not (folder / checkpoint.file).is_file():
-        yield _fault(f"{path}/{NAME}", "checkpoint.file", f"must lie beside the declaration: {checkpoint.file}")
-    elif (actual := digest_of_bytes(read_bytes(folder / checkpoint.file))) != checkpoint.sha256:
-        yield _fault(f"{path}/{NAME}", "checkpoint.sha256", f"must be that of {checkpoint.file}, {actual}")
 
 
 def _suite(
@@ -317,7 +257,7 @@ def _suite(
             yield _fault(f"{folder}/{manifest.name}", "command", problem)
     names = [record.id for record in records if record.suite != facts.name]
     if names:
-        yield _fault(folder, "suite", f"must be {facts.name!r}: {_listed(names)}")
+        yield _fault(folder, "suite", f"must be {facts.name!r}: {listed(names)}")
     chosen = sorted({record.seed for record in records} - set(facts.seeds))
     if chosen:
         problem = f"must follow from the digest of the request: {list(facts.seeds)}, got {chosen[:MOST_NAMED]}"
@@ -327,7 +267,7 @@ def _suite(
     if failed := [record.id for record in records if record.status == "failed"]:
         # A failure that counted would be a way to leave out a bad seed.
         yield _fault(
-            folder, "status", f"a submission must have no failed cell, run its command again: {_listed(failed)}"
+            folder, "status", f"a submission must have no failed cell, run its command again: {listed(failed)}"
         )
     if old := [record.id for record in records if record.provenance.source != facts.source]:
         problem = f"{len(old)} of {len(records)} records were computed by another code than this one"
@@ -401,9 +341,3 @@ def _contents(checked: CheckedSubmission) -> set[tuple[str, str]]:
 
 def _fault(file: str, field: str, problem: str, severity: Severity = "refused") -> Fault:
     return Fault(file=file, field=field, problem=problem, severity=severity)
-
-
-def _listed(ids: Iterable[str]) -> str:
-    ids = sorted(ids)
-    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
-    return f"{', '.join(ids[:MOST_NAMED])}{more}"

@@ -56,14 +56,14 @@ def rows_beside(submissions: Sequence[CheckedSubmission], published: Path | None
     records, manifests = _published(published, suites)
     old = list(records)
     names = _names(submissions)
-    known = {record.id for record in old}
+    published_ids = {record.id for record in old}
     for checked in submissions:
         name = names[checked.path]
         requests = [replace(m, cells=tuple(_named(checked, cell, name) for cell in m.cells)) for m in checked.manifests]
         # Controls of a published board judge the attacks; without one, those of the submission do.
         # Cells at a suite's own seeds, as of checkpoints, may be published already, and stay as they are there.
         mine = {record.id for record in checked.own}
-        shown = [r for r in (_shown(checked) if old else checked.records) if r.id in mine or r.id not in known]
+        shown = [r for r in (_shown(checked) if old else checked.records) if r.id in mine or r.id not in published_ids]
         own = [_flagged(checked, _named(checked, record, name)) for record in shown]
         ids = {record.id for record in own}
         records += own

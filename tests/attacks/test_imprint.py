@@ -19,16 +19,16 @@ def exact(result: Reconstruction, inputs: torch.Tensor) -> int:
 
 @subtests("clip_norm", [None, 0.1])
 def test_most_images_of_a_batch_are_in_bins_of_their_own_and_clipping_does_not_mix_them(clip_norm):
-    found = 0
+    recovered = 0
     for seed in range(6):
         target, batch = toys.active_target(count=8, seed=seed, clip_norm=clip_norm)
         result = imprint(target, toys.generator(seed))
-        found += exact(result, batch.inputs)
+        recovered += exact(result, batch.inputs)
         # Images that share a bin are noticed: there are fewer bins than images.
         assert (result.status == "ok") == (len(result.inputs) == 8)
         assert result.objective == pytest.approx(1 - len(result.inputs) / 8)
-    # Of 48 images in 48 bins of equal weight; two of 8 share a bin with probability 0.45 if they are uniform.
-    assert found >= 30
+    # There are 48 images and 48 bins of equal weight; two of 8 share a bin with probability 0.45 if they are uniform.
+    assert recovered >= 30
 
 
 def test_noise_hides_the_images_and_the_attack_says_so():
@@ -62,20 +62,20 @@ def test_of_a_mask_pixels_are_determined_where_released_rows_enclose_no_other_im
     assert release is not None
 
     def masked(parameters, block):
-        seen = release(parameters, block)
-        assert isinstance(seen, Observation) and isinstance(seen.noise_std, torch.Tensor)
+        message = release(parameters, block)
+        assert isinstance(message, Observation) and isinstance(message.noise_std, torch.Tensor)
         structure = toys.described(model, torch.eye(dim)[kept], (1, 8, 8))
         return toys.replace(
-            seen, released=seen.released[kept], noise_std=seen.noise_std[kept], structure=lambda: structure
+            message, released=message.released[kept], noise_std=message.noise_std[kept], structure=lambda: structure
         )
 
     result = imprint(toys.replace(whole, release=masked), toys.generator(0))
-    known = result.determined
-    assert known is not None and result.status == "degraded"
-    for image, own in zip(result.inputs, known, strict=True):
+    determined = result.determined
+    assert determined is not None and result.status == "degraded"
+    for image, own in zip(result.inputs, determined, strict=True):
         apart = [float((image - true)[own].abs().max()) for true in batch.inputs if own.any()]
         assert not apart or min(apart) < 1e-3
-    assert 0 < float(known.double().mean()) < 1
+    assert 0 < float(determined.double().mean()) < 1
 
 
 def test_coefficients_along_directions_are_the_gradient_in_their_span():

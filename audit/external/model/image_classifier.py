@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...environment import environment_variable
 from ..files import FileRefused, StateFile, is_adapter, read_adapter, read_folder
 from ..files.adapter import WAY_OUT as MERGE
 from ..files.adapter import Adapter
@@ -280,18 +280,9 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-@contextmanager
-def _offline() -> Iterator[None]:
+def _offline() -> AbstractContextManager[None]:
     """Keeps transformers, which reads this variable when it is imported, from looking anything up on the network."""
-    before = os.environ.get("HF_HUB_OFFLINE")
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["HF_HUB_OFFLINE"]
-        else:
-            os.environ["HF_HUB_OFFLINE"] = before
+    return environment_variable("HF_HUB_OFFLINE", "1")
 
 
 def _labels(id2label: Any) -> tuple[str, ...]:

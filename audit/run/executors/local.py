@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -26,6 +26,7 @@ import torch
 
 from leakbench.malloc import give_memory_back, keep_freed_memory
 
+from ...environment import environment_variable
 from ...progress_events import Listener, listen, with_listener
 from ..graph import Graph, Item, Result
 from .parent_death import children_end_with_us, end_with_runner
@@ -159,22 +160,13 @@ def _end(pools: Iterable[Executor], others: set[BaseProcess], drafts: Path, *, i
                     draft.unlink()
 
 
-@contextmanager
-def current_folder_left_out() -> Iterator[None]:
+def current_folder_left_out() -> AbstractContextManager[None]:
     """Child processes started in this context import nothing from the current folder before they have our path.
 
     A spawned process is `python -c ...`, which looks there first: a method's file named `socket.py` would run in every
     worker, beside the private data.
     """
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONSAFEPATH"]
-        else:
-            os.environ["PYTHONSAFEPATH"] = before
+    return environment_variable("PYTHONSAFEPATH", "1")
 
 
 @contextmanager

@@ -13,9 +13,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from multiprocessing.connection import wait
+
+from ...environment import environment_variable
 
 RUNNER = "LEAKBENCH_RUNNER"
 """Environment variable with the runner's process id, for a worker that has only begun to import."""
@@ -23,18 +24,9 @@ RUNNER = "LEAKBENCH_RUNNER"
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>; see prctl(2)
 
 
-@contextmanager
-def children_end_with_us() -> Iterator[None]:
+def children_end_with_us() -> AbstractContextManager[None]:
     """Child processes started within this context end with this process from their first moment."""
-    before = os.environ.get(RUNNER)
-    os.environ[RUNNER] = str(os.getpid())
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[RUNNER]
-        else:
-            os.environ[RUNNER] = before
+    return environment_variable(RUNNER, str(os.getpid()))
 
 
 def end_with_runner() -> None:

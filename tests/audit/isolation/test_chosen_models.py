@@ -41,10 +41,10 @@ def test_models_are_sent_and_messages_come_back_narrowed_from_the_process_with_t
     (tmp_path / "foreign.py").write_text(FOREIGN)
     attack, before = catalog.attack(f"{tmp_path / 'foreign.py'}:foreign"), InProcessRuns.times
     target, _ = toys.active_target(count=3, calls=2)
-    found = attack(target, toys.generator(0))
+    result = attack(target, toys.generator(0))
     assert InProcessRuns.times == before
     again, _ = toys.active_target(count=3, calls=2)
-    torch.testing.assert_close(found.inputs, imprint(again, toys.generator(0)).inputs)
+    torch.testing.assert_close(result.inputs, imprint(again, toys.generator(0)).inputs)
 
 
 def test_tensors_by_name_hold_tensors_alone():

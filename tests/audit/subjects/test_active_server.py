@@ -168,6 +168,6 @@ def test_a_difference_of_boards_is_of_active_servers_too_and_their_drift_is_thei
         paths.append(tmp_path / f"{side}.json")
         paths[-1].write_text(json.dumps(Board.from_records(of_side).to_dict()))
     assert diff(paths[0], paths[0]).equal
-    found = diff(*paths)
-    assert not found.equal and all("active server" in change.name for change in found.rows.changed)
-    assert {drift.name for drift in found.drift if drift.changed} == {"active_server.psnr"}
+    difference = diff(*paths)
+    assert not difference.equal and all("active server" in change.name for change in difference.rows.changed)
+    assert {drift.name for drift in difference.drift if drift.changed} == {"active_server.psnr"}

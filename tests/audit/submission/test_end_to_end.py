@@ -228,8 +228,8 @@ def test_an_attack_on_a_zoo_keeps_the_seeds_of_its_checkpoints(tmp_path, monkeyp
     assert code == 0 and "the only ones of its zoo: 0, 1, 2" in out
     (folder,) = (tmp_path / "all" / "ada").iterdir()
     fill(folder)
-    found = facts(read_declaration(folder))
-    assert found.seeds == (0, 1, 2) and found.cells and not found.unplanned
+    suite = facts(read_declaration(folder))
+    assert suite.seeds == (0, 1, 2) and suite.cells and not suite.unplanned
     code, _, error = run_command(capsys, *arguments, "--defense", "mine.py:entropy")
     assert code == 2 and "a defense must be submitted to a suite that trains" in error
 
@@ -237,11 +237,11 @@ def test_an_attack_on_a_zoo_keeps_the_seeds_of_its_checkpoints(tmp_path, monkeyp
 def test_cells_of_an_added_method_are_no_forged_cells_of_the_suite(submission):
     (manifest,) = read_manifests(submission / "records")
     cells = [cell for cell in manifest.cells if cell.defense.name != "half_dp.py:half_dp"]
-    known = KnownSuite(digest=manifest.suite_digest, cells=cells)
-    (fault,) = suite_faults({"file": manifest}, (), lambda _: known)
+    suite = KnownSuite(digest=manifest.suite_digest, cells=cells)
+    (fault,) = suite_faults({"file": manifest}, (), lambda _: suite)
     assert fault.severity == "flagged" and "cells are of half_dp.py:half_dp, which the command added" in fault.problem
     forged = dataclasses.replace(manifest, command=("leakbench", "run", "tiny"))
-    assert {fault.severity for fault in suite_faults({"file": forged}, (), lambda _: known)} == {"refused"}
+    assert {fault.severity for fault in suite_faults({"file": forged}, (), lambda _: suite)} == {"refused"}
 
 
 def test_folders_without_a_record_are_not_merged(tmp_path, capsys):

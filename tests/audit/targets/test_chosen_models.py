@@ -59,10 +59,10 @@ def block() -> ImprintBlock:
 def test_the_most_powerful_test_at_a_chosen_model_stays_under_the_claim_and_has_power(name):
     # A mask is drawn anew in every epoch, which full batches of the twins end elsewhere than samples.
     rate, rounds = 1.0 if name == "masked" else 0.5, 500
-    asked = Asked(built(name), bernoulli(rate), chosen=flat_logits(net()), rounds=rounds)
-    claim = asked.claim()
+    client_run = Asked(built(name), bernoulli(rate), chosen=flat_logits(net()), rounds=rounds)
+    claim = client_run.claim()
     assert 0 < claim.epsilon < 5
-    inside, outside = asked.scores(key=3, std=SIGMA * C)
+    inside, outside = client_run.scores(key=3, std=SIGMA * C)
     assert excess((inside, outside), claim) < LIMIT
     # It is the ratio itself: records have the norm C, so its advantage is near what is allowed, and not near 0.
     advantage = float((inside > 0).double().mean() - (outside > 0).double().mean())
@@ -102,9 +102,9 @@ def test_a_client_that_takes_more_than_the_model_from_the_server_is_found_out(fa
     if fault == "block":
         bound = BlindToTheBlock(kind="clip", norm=C)
         method, engine = Federated(client=Defense(Whole(bound=bound), noise_multiplier=SIGMA)), "torch.func"
-    asked = Asked(method, bernoulli(done), model=model, chosen=chosen, rounds=rounds, engine=engine)
-    found = excess(asked.scores(key=5, std=std), claim)
-    assert found < LIMIT if fault == "none" else found > LIMIT
+    client_run = Asked(method, bernoulli(done), model=model, chosen=chosen, rounds=rounds, engine=engine)
+    violation = excess(client_run.scores(key=5, std=std), claim)
+    assert violation < LIMIT if fault == "none" else violation > LIMIT
 
 
 EXTREME = {
@@ -134,8 +134,8 @@ def test_a_record_moves_the_sum_by_at_most_the_clip_norm_at_extreme_models(name,
         flat, sums = Layout.of(model).read(model), []
         assert bool(flat.isfinite().all())
         for records in (slice(0, 2), slice(0, 1)):
-            asked = Asked(built(name), bernoulli(1.0), model=net(activation), chosen=flat, engine=engine)
-            client, steps = asked.client(records, key=1, noise=False), []
+            client_run = Asked(built(name), bernoulli(1.0), model=net(activation), chosen=flat, engine=engine)
+            client, steps = client_run.client(records, key=1, noise=False), []
             # Before the message, whose displacement of huge parameters rounds the sum away.
             client._federation.trainer.recorder = lambda _, step, steps=steps: steps.append(step)
             try:
@@ -150,8 +150,8 @@ def test_a_record_moves_the_sum_by_at_most_the_clip_norm_at_extreme_models(name,
 
 @subtests("broken", [math.nan, math.inf, -math.inf, 1e300])
 def test_a_model_that_is_not_finite_is_refused_before_a_step_and_costs_nothing(broken):
-    asked = Asked(built("fed_avg"), poisson(0.5), rounds=2)
-    client = asked.client(slice(0, 2), key=1)
+    client_run = Asked(built("fed_avg"), poisson(0.5), rounds=2)
+    client = client_run.client(slice(0, 2), key=1)
     flat = Layout.of(net()).read(net()).double().numpy().copy()
     good = flat.copy()
     flat[3] = broken

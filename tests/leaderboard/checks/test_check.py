@@ -31,7 +31,7 @@ def test_a_folder_as_a_run_wrote_it_has_no_fault(clean):
 
 
 def test_records_of_earlier_runs_contradict_nothing():
-    """Of other kinds and attacks than the folder above."""
+    """Their kinds and attacks are others than those of the folder above."""
     paths = sorted((Path(__file__).parents[2] / "golden" / "records").glob("*.json"))
     assert len(paths) >= 5
     for path in paths:
@@ -181,7 +181,7 @@ def wrong_share(data):
 
 
 FLAGGED = ("a path of a machine", "a changed suite", "no control requested")
-# What was done: how, the end of the file's name, the beginning of the field, words of the problem.
+# Name of the manipulation: function, end of the file's name, beginning of the field, words of the problem.
 HOSTILE = {
     "traversal in the name of arrays": (renamed_up, ".json", "arrays", "name of a file beside"),
     "a linked record": (linked(".json"), ".json", "", "symbolic link"),
@@ -458,14 +458,14 @@ def test_both_records_of_a_cell_are_named(tampered):
 
 
 def test_recomputation_is_of_measured_records_alone_and_its_sentence_is_the_fault(tampered):
-    seen = []
+    recomputed = []
 
     def recompute(record, folder):
-        seen.append(record)
+        recomputed.append(record)
         return "its auc is 0.9" if record.kind == "membership" else ""
 
     faults = check_folder(tampered.out, recompute)
-    assert {record.status for record in seen} == {"ok"} and len(seen) == len(tampered.named(status="ok"))
+    assert {record.status for record in recomputed} == {"ok"} and len(recomputed) == len(tampered.named(status="ok"))
     assert {(fault.field, fault.problem) for fault in faults} == {("metrics.auc", "its auc is 0.9")}
 
 

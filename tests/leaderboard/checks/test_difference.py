@@ -25,17 +25,17 @@ def shifted(by, **more):
 
 
 def cells(before, after) -> Differences:
-    found = diff(before, after).cells
-    assert found is not None
-    return found
+    difference = diff(before, after).cells
+    assert difference is not None
+    return difference
 
 
 def test_a_folder_equals_itself_and_a_copy_that_took_longer(clean, tampered):
     tampered.edit(tampered.first(**OK), lambda data: data.update(seconds=1e6, device="another"))
     for other in (clean, clean / "records", tampered.out):
-        found = diff(clean, other)
-        assert found.equal and not found.cells and diff_lines(found) == ["no difference"]
-    assert found.cells is not None and found.cells.same == len(list((clean / "records").glob("*.json")))
+        difference = diff(clean, other)
+        assert difference.equal and not difference.cells and diff_lines(difference) == ["no difference"]
+    assert difference.cells is not None and difference.cells.same == len(list((clean / "records").glob("*.json")))
 
 
 def test_a_changed_metric_has_both_values_the_difference_and_whether_intervals_are_disjoint(clean, tampered):
@@ -84,9 +84,9 @@ def test_a_changed_setting_is_a_field_and_no_other_cell(clean, tampered):
     for path in tampered.named(defense="dp_sgd", control=None, kind="utility", seed=0):
         tampered.edit(path, change)
         tampered.manifest.unlink()
-    found = cells(clean, tampered.out)
-    (changed,) = found.changed
-    assert changed.fields == {"task.lr": (2.0, 9.0)} and not found.added and not found.removed
+    difference = cells(clean, tampered.out)
+    (changed,) = difference.changed
+    assert changed.fields == {"task.lr": (2.0, 9.0)} and not difference.added and not difference.removed
 
 
 def test_drift_is_over_all_cells_that_have_the_metric(clean, tampered):
@@ -108,9 +108,9 @@ def test_boards_are_compared_by_their_rows(clean, tampered, tmp_path):
     files = [tmp_path / "a.json", tmp_path / "b.json"]
     for file, folder in zip(files, (clean, tampered.out), strict=True):
         file.write_text(json.dumps(Board.from_folder(folder).to_dict()))
-    found = diff(*files)
-    assert found.cells is None and [change.name for change in found.rows.changed] == ["tiny: dp_sgd"]
-    assert diff(clean, tampered.out).rows == found.rows == diff(clean, files[1]).rows
+    difference = diff(*files)
+    assert difference.cells is None and [change.name for change in difference.rows.changed] == ["tiny: dp_sgd"]
+    assert diff(clean, tampered.out).rows == difference.rows == diff(clean, files[1]).rows
     assert diff(files[0], clean).equal
     files[0].write_text("[]")
     with pytest.raises(RecordError, match="is no board"):
@@ -120,7 +120,7 @@ def test_boards_are_compared_by_their_rows(clean, tampered, tmp_path):
 def test_lines_fit_a_terminal_and_json_is_json(clean, tampered):
     tampered.edit(tampered.first(**OK), shifted(0.05, flags=["diverged"]))
     shutil.copy(tampered.first(**OK), tampered.out / "away.json")
-    found = diff(clean, tampered.out)
-    lines = diff_lines(found)
+    difference = diff(clean, tampered.out)
+    lines = diff_lines(difference)
     assert max(map(len, lines)) <= WIDTH and any("-> " in line and "auc: " in line for line in lines)
-    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["equal"] is False
+    assert json.loads(json.dumps(difference.to_dict(), allow_nan=False))["equal"] is False

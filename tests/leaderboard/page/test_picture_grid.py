@@ -21,12 +21,12 @@ def pictured(record, metric, tmp_path):
     """A reconstruction with its arrays, of a given error, and the mean public image in its first row."""
 
     def make(error, *, floor=True, noise="calibrated", flags=(), **fields):
-        found = np.clip(ORIGINAL + error, 0, 1)
-        value = -10 * np.log10(np.square(ORIGINAL - found).mean())
+        noisy = np.clip(ORIGINAL + error, 0, 1)
+        value = -10 * np.log10(np.square(ORIGINAL - noisy).mean())
         task = {"data": "photos", "model": "convnet", "batch": 1, "step": 2, "noise": noise}
         metrics = {"psnr": metric(value), "psnr_floor": metric(11.0)}
         made = record("reconstruction", metrics=metrics, task=task, flags=flags, **fields)
-        columns = {"target": [0], "label": [3], "original": ORIGINAL.tolist(), "reconstruction": found.tolist()}
+        columns = {"target": [0], "label": [3], "original": ORIGINAL.tolist(), "reconstruction": noisy.tolist()}
         if floor:
             columns["floor"] = [[0.5] * 48]
         folder = tmp_path / "run"
@@ -59,9 +59,9 @@ def names(tiles):
 def test_pictures_stand_by_their_leak_with_the_public_guess_among_them(pictured, tiles):
     for defense, error in (("dp_sgd", 0.6), ("sgd", 0.01), ("dpdr", 0.2)):
         pictured(error, defense=defense)
-    found = tiles()
-    assert names(found) == ["original", "sgd", "dpdr", "mean", "dp_sgd"]
-    assert all(picture for _, picture in found) and "11.0 dB, 1 seed" in found[3][0]
+    grid = tiles()
+    assert names(grid) == ["original", "sgd", "dpdr", "mean", "dp_sgd"]
+    assert all(picture for _, picture in grid) and "11.0 dB, 1 seed" in grid[3][0]
 
 
 def test_the_attack_is_the_strongest_on_the_release_as_it_is_made(pictured, tiles):

@@ -24,10 +24,10 @@ MANIFESTS = Draft202012Validator(manifest_schema())
 
 def of_kind(kind: str) -> Record:
     """A record of a kind with its main metric."""
-    known = METRICS[KINDS[kind].main]
+    main = METRICS[KINDS[kind].main]
     detail = {"calibration_value": 0.5, "method": "exact", "n": 3}
-    measured = metric(max(known.least, 0.5), better=known.better, n=7, reason="no interval", detail=detail)
-    return record(kind, metrics={known.name: measured})
+    measured = metric(max(main.least, 0.5), better=main.better, n=7, reason="no interval", detail=detail)
+    return record(kind, metrics={main.name: measured})
 
 
 def test_a_schema_is_one_and_the_committed_file_is_current():
@@ -56,7 +56,7 @@ def test_records_and_requests_of_earlier_runs_fit():
 
 def test_every_known_metric_has_its_range_in_the_schema():
     stated = record_schema()["properties"]["metrics"]["properties"]
-    assert stated.keys() == {name for name, known in METRICS.items() if known.kind != CLAIM}
+    assert stated.keys() == {name for name, stated_metric in METRICS.items() if stated_metric.kind != CLAIM}
     assert stated["auc"]["properties"]["value"] == {"minimum": 0.0, "maximum": 1.0}
 
 
