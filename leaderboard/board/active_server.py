@@ -39,6 +39,7 @@ class ActiveResult:
         claim: epsilon of the messages in words.
         measured: the kind's main metric.
         floor: the same of a guess without any message; None if its kind has none.
+        sizes: number of candidates or images of a record, in words; empty without a value.
         releases: number of messages of a client, in words.
         seeds: number of seeds with a value.
         flags: of its records.
@@ -53,6 +54,7 @@ class ActiveResult:
     claim: str
     measured: Estimate
     floor: Estimate | None
+    sizes: str
     releases: str
     seeds: int
     flags: tuple[str, ...]
@@ -62,7 +64,7 @@ class ActiveResult:
     def words(self) -> dict[str, str]:
         """The row in words, by column."""
         metric = METRICS[KINDS[self.kind].main]
-        number = f"{metric.label} {self.measured.words(metric.digits)}" if self.seeds else "n/a"
+        number = f"{metric.label} {self.measured.words(metric.digits)} of {self.sizes}" if self.seeds else "n/a"
         if self.measured.largest is not None and self.measured.largest < 1:
             number += f", at most {self.measured.largest:.{metric.digits}f} by the claim"
         if self.floor is not None and self.floor.value is not None:
@@ -111,6 +113,7 @@ def _result(label: str, records: Sequence[Record]) -> ActiveResult:
     ok = {record.seed: record for record in records if record.status == "ok"}
     cell = BoardCell(kind=first.kind, attack=name, noise=first.task.noise, records=ok)
     measured, variant = over_seeds(metric.name, cell), kind.variant(first.task.noise)
+    sizes = sorted({n for record in ok.values() if (n := record.metrics[metric.name].n)})
     releases = sorted({int(record.task.get("releases", 1)) for record in ok.values()})
     return ActiveResult(
         suite=first.suite,
@@ -121,11 +124,17 @@ def _result(label: str, records: Sequence[Record]) -> ActiveResult:
         claim=_claim(ok.values()),
         measured=measured,
         floor=None if metric.floor is None else over_seeds(metric.floor.metric, cell),
-        releases="-".join(str(count) for count in dict.fromkeys((*releases[:1], *releases[-1:]))) or "n/a",
+        sizes=f"{_from_to(sizes)} {kind.counts}" if sizes else "",
+        releases=_from_to(releases) or "n/a",
         seeds=measured.n,
         flags=tuple(dict.fromkeys(flag for record in records for flag in record.flags)),
         reasons=tuple(dict.fromkeys(f"{r.status}: {r.reason}" for r in records if r.status != "ok")),
     )
+
+
+def _from_to(counts: Sequence[int]) -> str:
+    """Formats the smallest and the largest of sorted counts, such as "86" or "84-86"."""
+    return "-".join(str(count) for count in dict.fromkeys((*counts[:1], *counts[-1:])))
 
 
 def _claim(records: Iterable[Record]) -> str:

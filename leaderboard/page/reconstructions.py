@@ -20,7 +20,7 @@ from ..metrics import METRICS, KnownMetric
 from .figures import epsilon_words
 from .images import ImagePair, PictureError, floor_image, pairs_of, png
 from .plots import Style, marker
-from .tables import Value, value
+from .tables import Value, in_short, value
 
 OPEN, MOST = 6, 24
 """Number of tiles of a strip visible at once, and the largest number after unfolding; the arrays have the rest."""
@@ -164,7 +164,7 @@ def unmeasured_metrics(rows: Sequence[Row]) -> list[tuple[str, str]]:
         records = [r for row in rows for cell in row.cells if cell.kind == kind.name for r in cell.records.values()]
         for metric in [metric for metric in _pictured(kind) if metric.name not in measured and records]:
             reasons = dict.fromkeys(r.metrics[metric.name].reason for r in records if metric.name in r.metrics)
-            left_out.append((metric.title, "; ".join(filter(None, reasons))))
+            left_out.append((metric.title, in_short(reasons)))
     return left_out
 
 

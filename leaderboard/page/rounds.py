@@ -41,6 +41,7 @@ def round_figures(
         absent = Figure(name=f"{name}-rounds", title="Accuracy by round", caption=tuple(left_out))
         return [absent] if left_out else []
     budgets, figures, drifts = budgets_of(table.row for table in tables), [], []
+    of_budgets = any(budget_words(table.row) for table in tables if _without_noise(table.row))
     for i, budget in enumerate(budgets):
         # A method without noise, or with noise of its own, has no budget and stands beside every budget.
         shown = [table for table in tables if budget_words(table.row) in ("", budget)]
@@ -48,7 +49,10 @@ def round_figures(
             suffix = f", {budget}" if len(budgets) > 1 else ""
             figures += _accuracies(shown, public_only, style, f"{name}-b{i + 1}", suffix, left_out)
             figures += _loss(shown, style, f"{name}-b{i + 1}", suffix)
-            drifts += _drift(shown, style, f"{name}-b{i + 1}", suffix)
+            if of_budgets:
+                drifts += _drift(shown, style, f"{name}-b{i + 1}", suffix)
+    if not of_budgets:  # the same lines at every budget
+        drifts = _drift(tables, style, f"{name}-b1", "")
     return figures + drifts
 
 

@@ -5,7 +5,8 @@ with a footnote that gives the reason, and is sorted last in either direction.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
@@ -31,6 +32,8 @@ from ..kinds import KINDS
 from ..metrics import METRICS, KnownMetric, columns
 from .figures import epsilon_words
 from .plots import Style, marker
+
+_NUMBERS = re.compile(r"\d+(\.\d+)?")
 
 # "bad": a number may be wrong or flattering; "warn": it is right but needs care. Flags without a tone are remarks.
 TONES = {
@@ -293,7 +296,7 @@ def _columns(rows: Sequence[Row]) -> tuple[list[Column], list[tuple[str, str]]]:
         hint = "Among the contestants of this table with the same ε, δ and unit of which every cell is there."
         listed.append(Column(key="rank", title="Rank", hint=hint))
     elif unplaced:
-        left_out.append(("Rank", "; ".join(unplaced)))
+        left_out.append(("Rank", in_short(unplaced)))
     if any(row.claim for row in rows):
         hint = "What the accountant proves; lower is more private."
         listed.append(Column(key="epsilon", title="Claimed ε", unit=unit, hint=hint))
@@ -317,11 +320,20 @@ def _columns(rows: Sequence[Row]) -> tuple[list[Column], list[tuple[str, str]]]:
         if column.key not in (*first, *second) and tried:
             reasons = dict.fromkeys(row.estimates[column.key].reason or "" for row in rows)
             title = " ".join(filter(None, (column.title or " ".join(column.header), column.unit)))
-            left_out.append((title, "; ".join(filter(None, reasons))))
+            left_out.append((title, in_short(reasons)))
     return [
         *listed,
         Column(key="seeds", title="Seeds", hint="How many runs a mean is over.", best="descending"),
     ], left_out
+
+
+def in_short(reasons: Iterable[str | None]) -> str:
+    """Returns reasons in a phrase; of those that differ in numbers alone, the first and the number of the others."""
+    alike: dict[str, list[str]] = {}
+    for reason in filter(None, reasons):
+        alike.setdefault(_NUMBERS.sub("#", reason), []).append(reason)
+    more = [f", and {len(group) - 1} more with other numbers" if len(group) > 1 else "" for group in alike.values()]
+    return "; ".join(group[0] + words for group, words in zip(alike.values(), more, strict=True))
 
 
 def _measured(half: Sequence[str], rows: Sequence[Row]) -> dict[str, Column]:

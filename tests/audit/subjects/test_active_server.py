@@ -79,6 +79,9 @@ def test_results_are_in_no_row_control_or_honest_table_and_in_one_of_their_own(r
         render(honest, [r for r in records if not r.active_server], tmp_path),
     )
     assert 'id="active"' in page and 'id="active"' not in plain
+    for record in records:
+        if record.active_server and record.status == "ok" and record.kind == "membership":
+            assert f"of {record.metrics['auc'].n} candidates" in page[page.index('id="active"') :]
     part = page[page.index('id="board"') : page.index('id="active"')]
     assert "imprint" not in part and "fishing" not in part and "active_membership" not in part
 

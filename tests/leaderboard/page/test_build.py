@@ -10,6 +10,7 @@ import pytest
 
 from leakbench.leaderboard.board.table import BoardError
 from leakbench.leaderboard.page.build import MANY, build
+from leakbench.leaderboard.page.tables import in_short
 from leakbench.leaderboard.records import record as records_of
 from leakbench.leaderboard.records.manifest import write_manifest
 
@@ -387,3 +388,8 @@ def test_headers_of_the_boards_tables_have_a_scope_and_a_best_direction(page, ru
     assert best["Accuracy"] == best["Seeds"] == "descending"
     assert best["Worst AUC"] == best["Claimed ε"] == best["Defense"] == "ascending"
     assert all("scope" in attrs for attrs in document.all("th"))
+
+
+def test_reasons_that_differ_in_numbers_alone_are_given_once():
+    reasons = ["it needs 100 non-members, got 20", None, "it needs 100 non-members, got 43", "no attack", ""]
+    assert in_short(reasons) == "it needs 100 non-members, got 20, and 1 more with other numbers; no attack"

@@ -60,6 +60,10 @@ def test_every_budget_has_its_own_plots_and_methods_without_a_budget_are_in_all(
     assert titles == ["Accuracy by round, noise multiplier 2", "Accuracy by round, noise multiplier 8"]
     for number in (1, 2):
         assert {band["series"] for band in drawn_of(figures[f"s1-b{number}-rounds"])} == {"fed_avg", "sgd"}
+    # The control alone has no noise, and its drift is the same at every budget.
+    assert [figures[name].title for name in figures if name.endswith("-drift")] == [
+        "Relative drift of the clients' updates"
+    ]
 
 
 def test_budgets_are_in_the_order_of_their_numbers(record):
