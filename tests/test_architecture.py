@@ -53,7 +53,7 @@ ORDER = {
         *("isolation", "catalog", "suite", "zoo", "evidence", "scoring", "targets", "plan", "subjects", "run"),
         *("selftest", "theory", "external", "submission", "cli"),
     ),
-    "leaderboard": ("records", "board", "checks", "exports", "submissions", "page"),
+    "leaderboard": ("records", "board", "checks", "exports", "submissions", "page", "site"),
 }
 UPWARDS = {
     (

@@ -220,10 +220,10 @@ def render_page(template: str, context: Mapping[str, Any], *, plots: bool = Fals
 def _template_environment() -> Any:
     """Environment of the templates beside this file; cached, because compiling takes longer than rendering."""
     # Imported here because nothing else in the leaderboard, the board in a terminal included, needs it.
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("leakbench.leaderboard.page", "templates"),
+        loader=ChoiceLoader([PackageLoader(f"leakbench.leaderboard.{part}", "templates") for part in ("page", "site")]),
         autoescape=True,
         # A misspelt name in a template is an error, not a blank on the page.
         undefined=StrictUndefined,
