@@ -246,16 +246,25 @@ def attacked_by(rows: Sequence[Row], kept: Callable[[Record | Expected], bool]) 
     return [ranked[i] for i in range(len(narrowed))]
 
 
+def _kept_cell(cell: BoardCell, kept: Callable[[Record | Expected], bool]) -> bool:
+    return kept(next(iter(cell.records.values())))
+
+
 def _narrowed(row: Row, kept: Callable[[Record | Expected], bool]) -> Row:
-    cells = tuple(cell for cell in row.cells if kept(next(iter(cell.records.values()))))
+    cells = tuple(cell for cell in row.cells if _kept_cell(cell, kept))
     unranked = tuple(record for record in row.unranked if kept(record))
     missing = tuple(cell for cell in row.missing if kept(cell))
+    # Kinds of which every attack stays keep their estimates, because a board may have thousands of cells.
+    kinds = {cell.kind for cell in row.cells if not _kept_cell(cell, kept)} | {
+        r.kind for r in row.unranked if not kept(r)
+    }
+    known = {column.key: row.estimates[column.key] for metric, column in columns() if metric.kind not in kinds}
     narrowed = replace(
         row,
         cells=cells,
         unranked=unranked,
         missing=missing,
-        estimates=_estimates(list(cells), list(unranked), noiseless=row.noise_multiplier == 0.0),
+        estimates=_estimates(list(cells), list(unranked), noiseless=row.noise_multiplier == 0.0, known=known),
         lacks=_kinds_lacking(unranked) | {cell.kind for cell in missing},
         rank=None,
         ranked_of=None,
@@ -454,11 +463,15 @@ def _refused_seeds(records: Iterable[Record], kind: str) -> frozenset[int]:
     return frozenset(record.seed for record in records if record.kind == kind and record.attack_refused)
 
 
-def _estimates(cells: list[BoardCell], unranked: list[Record], *, noiseless: bool) -> dict[str, Estimate]:
-    """Estimates of every column, in order; `noiseless` defenses have none in a variant that needs noise."""
-    estimates = {}
+def _estimates(
+    cells: list[BoardCell], unranked: list[Record], *, noiseless: bool, known: Mapping[str, Estimate] | None = None
+) -> dict[str, Estimate]:
+    """Estimates of every column, in order, taken from `known` if there; `noiseless`: no variant that needs noise."""
+    estimates = dict(known or {})
     # Worst cases first, because they decide the leading attack, whose numbers other columns take.
     for metric, column in sorted(columns(), key=lambda pair: pair[0].over_attacks == "leading"):
+        if column.key in estimates:
+            continue
         matching = [c for c in cells if c.kind == metric.kind and column.variant in (None, c.noise)]
         if metric.over_attacks == "leading":
             # From the leading attack, because attacks on different shared updates have different images and floors.

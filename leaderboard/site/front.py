@@ -72,7 +72,8 @@ def front_page(site: Site) -> str:
     Returns:
         The document.
     """
-    notes, sections, under = Footnotes(), headline(site.rows), under_each(site.rows)
+    notes, reasons = Footnotes(), Footnotes()
+    sections, under = headline(site.rows), under_each(site.rows)
     columns = measured_columns(_entries(sections))
     tables = [
         (section, [(group, [_row(site, entry, columns, notes) for entry in group.entries]) for group in section.groups])
@@ -98,7 +99,8 @@ def front_page(site: Site) -> str:
         ],
         "filters": _filters(rows),
         "threats": {access: words(access) for access in under},
-        "under": {access: _numbers(of_access, columns) for access, of_access in under.items()},
+        "under": {access: _numbers(of_access, columns, reasons) for access, of_access in under.items()},
+        "reasons": reasons,
         "page": PAGE,
         "flags": {name: meaning for name, meaning in FLAGS.items() if name in flags},
         "notes": notes,
@@ -138,27 +140,29 @@ def _filters(rows: Sequence[FrontRow]) -> dict[str, list[str]]:
     }
 
 
-def _numbers(sections: Iterable[HeadlineSection], columns: Sequence[Column]) -> dict[str, list[Any]]:
+def _numbers(
+    sections: Iterable[HeadlineSection], columns: Sequence[Column], reasons: Footnotes
+) -> dict[str, list[Any]]:
     """Cells of a threat model for the page's script: id of a row, in order -> whether on the front, and its cells.
 
-    A cell is [text, interval, bound, sort key, reason, page], without empty ends; 0 if it was not attacked.
+    A cell is [text, interval, bound, sort key, number of its reason, page], without empty ends; 0 if not attacked.
     """
     depending = [column for column in columns if column.key in UNDER_THREAT]
     return {
         entry.site_row.id: [
             int(entry.front),
-            [_packed(key, cell, entry) for key, cell in cells_of(entry, depending, Footnotes()).items()],
+            [_packed(key, cell, entry, reasons) for key, cell in cells_of(entry, depending, Footnotes()).items()],
         ]
         for entry in _entries(sections)
     }
 
 
-def _packed(key: str, cell: Value, entry: Entry) -> Any:
+def _packed(key: str, cell: Value, entry: Entry, reasons: Footnotes) -> Any:
     if cell.reason == NOT_ATTACKED:
         return 0
     order = "inf" if cell.order == math.inf else cell.order
     page = entry.strongest_page if key == "attack" else ""
-    parts = [cell.text, cell.ends, cell.bound, order, cell.reason, page]
+    parts = [cell.text, cell.ends, cell.bound, order, reasons.number(cell.reason), page]
     while parts[-1] in (None, ""):
         parts.pop()
     return parts

@@ -100,7 +100,7 @@ def _epsilon(entry: Entry, notes: Footnotes) -> Value:
         return _noted("n/a", None, "no claim in these records", notes)
     if claim.epsilon is None:
         return _noted("∞", math.inf, claim.reason or "", notes, "nothing proved")
-    ends = f"δ {claim.delta:g}, {claim.unit}".replace("e-0", "e-")
+    ends = f"δ {claim.delta:g}".replace("e-0", "e-")
     return _noted(epsilon_words(row), claim.epsilon, claim_remark(claim), notes, ends)
 
 
@@ -113,7 +113,8 @@ def _proved(entry: Entry, notes: Footnotes) -> Value:
     # Rounded down: a lower bound must not be shown as more than it is.
     return Value(
         text=f"{math.floor(first.value * 100) / 100:.2f}",
-        ends=f"{_relation(first)}, {claim}",
+        ends=_relation(first),
+        bound=claim,
         reason="; ".join([first.reason, *also]),
         order=first.value,
     )

@@ -3,7 +3,7 @@
 {
   const table = document.querySelector("#board table.board"), form = document.getElementById("filters");
   const paging = document.querySelector(".paging"), threat = document.querySelector(".threat");
-  const under = JSON.parse(document.getElementById("under").textContent);
+  const { reasons, under } = JSON.parse(document.getElementById("under").textContent);
   const heads = [...table.tHead.rows[0].cells];
   const depending = heads.flatMap((head, column) => ("depends" in head.dataset ? [column] : []));
   const page = Number(paging.querySelector("button").dataset.more);
@@ -59,7 +59,7 @@
         if (!originals.has(cell)) originals.set(cell, [[...cell.childNodes], cell.dataset.order]);
         const [nodes, order] = originals.get(cell);
         if (access) {
-          fill(cell, of[1][i] || ["n/a", "", "", null, "not attacked under this threat model"]);
+          fill(cell, of[1][i] || ["n/a", "", "", null, 0]);
         } else {
           cell.replaceChildren(...nodes);
           sortKey(cell, order);
@@ -72,10 +72,10 @@
     if (order === undefined || order === null) delete cell.dataset.order; else cell.dataset.order = order;
   }
 
-  function fill(cell, [text, ends = "", bound = "", order, reason = "", path = ""]) {
+  function fill(cell, [text, ends = "", bound = "", order, reason, path = ""]) {
     const value = document.createElement("span");
     value.className = "value";
-    if (reason) value.title = reason;
+    value.title = reason === 0 ? "not attacked under this threat model" : reasons[reason - 1] ?? "";
     const holder = path ? value.appendChild(document.createElement("a")) : value;
     if (path) holder.href = path;
     holder.textContent = text;
@@ -136,6 +136,11 @@
     for (const button of paging.querySelectorAll("button")) button.hidden = !hidden;
   }
 
+  // A header stays in sight where the table is no wider than the page; elsewhere the table scrolls in its frame.
+  const box = table.parentElement;
+  const fit = () => box.classList.toggle("fits", innerWidth > 720 && table.offsetWidth <= box.clientWidth);
+  addEventListener("resize", fit);
+
   form.hidden = false;
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("reset", (event) => {
@@ -158,4 +163,5 @@
   addEventListener("beforeprint", () => { printing = true; show(); });
   addEventListener("afterprint", () => { printing = false; show(); });
   apply();
+  fit();
 }
