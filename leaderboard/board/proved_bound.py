@@ -7,9 +7,9 @@ attacks of the least over seeds fails with a probability of at most sum_a 0.05^n
 
 Guarantee:
     With a confidence of at least 0.95 the training of a row is not (epsilon, delta)-private under the bound's relation,
-    for any epsilon below the value; this holds for all relations of a row at once. Assumes what the method of each
-    bound assumes, and that trainings with different splits drew their coins independently; a split counts once.
-    Caveat: it holds for each row. Among many rows, one in twenty may be shown a bound that is too high.
+    for any epsilon below the value; this holds for all relations of a row at once. Assumes the assumptions of each
+    bound's method, and that trainings with different splits drew their coins independently; a split counts once.
+    Caveat: it holds for each row. Among many rows, a twentieth may be shown a bound that is too high.
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ ERROR, ERROR_AT_VERDICT = 0.05, 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class AttackBound:
-    """Bound by one attack.
+    """Bound by an attack.
 
     Attributes:
         cell: of the attack.
@@ -88,19 +88,19 @@ class AttackBound:
 
 @dataclass(frozen=True, kw_only=True)
 class ProvedBound:
-    """Lower bound on a row's epsilon under one relation of neighbours.
+    """Lower bound on a row's epsilon under a relation of neighbours.
 
     Attributes:
         value: nats; None if nothing is proved, with the reason.
         relation: of neighbours, which is not always that of the row's claim.
         delta: of the bound.
-        claimed: epsilon of the claim for this relation and delta; None without a finite one.
+        claimed: epsilon of the claim for this relation and delta; None without a finite claim.
         attack: by which it is proved.
         metric: of its records.
         seeds: behind the value, which is the least of theirs.
         looks: number of bounds of the row, of all relations, that hold at once.
         confidence: with which all of them hold.
-        reason: why there is no value, or how it was made.
+        reason: why there is no value, or how it was computed.
     """
 
     value: float | None
@@ -116,7 +116,7 @@ class ProvedBound:
 
 
 def attack_bounds(row: Row) -> Iterator[AttackBound]:
-    """Yields the bound of every attack that recorded one, without a value if it could prove nothing.
+    """Yields the bound of every attack that recorded a bound, without a value if it could prove nothing.
 
     Args:
         row: of a board. A negative control has none: its candidates were in no training.
@@ -133,7 +133,7 @@ def proved_bounds(row: Row) -> list[ProvedBound]:
         row: of a board.
 
     Returns:
-        Bounds that hold at once; a single one without a value if the records have none.
+        Bounds that hold at once; if the records have none, a single bound without a value.
     """
     bounds = list(attack_bounds(row))
     measured = [bound for bound in bounds if bound.estimate.value is not None]
@@ -146,7 +146,7 @@ def proved_bounds(row: Row) -> list[ProvedBound]:
     largest: dict[str, ProvedBound] = {}
     for bound in measured:
         value = bound.estimate.value if each else bound.at_verdict
-        made = ProvedBound(
+        proved = ProvedBound(
             value=value,
             relation=bound.relation,
             delta=bound.delta,
@@ -158,8 +158,8 @@ def proved_bounds(row: Row) -> list[ProvedBound]:
             confidence=confidence,
             reason=_how(bound, len(measured), confidence, each=each) if value is not None else _NO_VERDICT,
         )
-        if bound.relation not in largest or _place(made) > _place(largest[bound.relation]):
-            largest[bound.relation] = made
+        if bound.relation not in largest or _place(proved) > _place(largest[bound.relation]):
+            largest[bound.relation] = proved
     return sorted(largest.values(), key=_place, reverse=True)
 
 

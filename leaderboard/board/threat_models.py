@@ -1,7 +1,7 @@
-"""Threat models of a board: the accesses of its attacks, and its worst cases among the attacks of one of them.
+"""Threat models of a board: the accesses of its attacks, and its worst cases among the attacks of an access.
 
-An adversary that sees more can run the attacks of one that sees less, so the worst case for all steps includes attacks
-on the final model. Active servers are in no row, and so in no threat model here.
+An adversary that sees more can run the attacks of an adversary that sees less, so the worst case for all steps includes
+attacks on the final model. Active servers are in no row, and so in no threat model here.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ WORDS = {
     "ONE_OFF": "releases beside the steps",
     "UPDATE": "one shared update",
 }
-"""Access in records -> what its adversary sees, from the final model to the training."""
+"""Access in records -> view of its adversary, from the final model to the training."""
 
 _FINAL = ("LABEL_ONLY", "BLACK_BOX", "WHITE_BOX")
 
@@ -39,7 +39,7 @@ NOT_ATTACKED = "not attacked under this threat model"
 
 
 def words(access: str) -> str:
-    """Returns what the adversary of an access sees; the name itself of an access that is not in the table."""
+    """Returns the view of an access's adversary in words; the access itself if it is not in the table."""
     return WORDS.get(access, access.replace("_", " ").lower())
 
 
@@ -54,7 +54,7 @@ def accesses(rows: Sequence[Row]) -> list[str]:
 
 
 def under(rows: Sequence[Row], access: str) -> list[Row]:
-    """Returns the rows as if only the attacks of one threat model had been tried (`rows.attacked_by`).
+    """Returns the rows as if only the attacks of a threat model had been tried (`rows.attacked_by`).
 
     Args:
         rows: of a board, in its order.
@@ -72,7 +72,7 @@ def under(rows: Sequence[Row], access: str) -> list[Row]:
 
 
 def _with_reason(row: Row) -> Row:
-    """States that nothing was tried where no cell and no refusal of a kind is left."""
+    """States that nothing was tried, for kinds without a cell or a refusal."""
     tried = {record.kind for record in (*row.records, *row.unranked)}
     estimates = dict(row.estimates)
     for metric, column in columns():

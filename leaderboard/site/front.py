@@ -15,7 +15,7 @@ from ..board.threat_models import NOT_ATTACKED, words
 from ..page.build import render_page
 from ..page.tables import FLAGS, TONES, Column, Value, flag_meaning
 from . import links
-from .headline import Entry, HeadlineSection, headline, under_each
+from .headline import HeadlineEntry, HeadlineSection, headline, under_each
 from .headline_cells import COLUMNS, UNDER_THREAT, cells_of, measured_columns
 from .site import OTHER, Site
 
@@ -39,7 +39,7 @@ class FrontRow:
         flags: (name, tone, meaning) each.
     """
 
-    entry: Entry
+    entry: HeadlineEntry
     cells: Mapping[str, Value]
     family: str
     epsilon: str
@@ -109,11 +109,11 @@ def front_page(site: Site) -> str:
     return render_page("front.html", context, own_scripts=("front.js",))
 
 
-def _entries(sections: Iterable[HeadlineSection]) -> list[Entry]:
+def _entries(sections: Iterable[HeadlineSection]) -> list[HeadlineEntry]:
     return [entry for section in sections for group in section.groups for entry in group.entries]
 
 
-def _row(site: Site, entry: Entry, columns: Sequence[Column], notes: Footnotes) -> FrontRow:
+def _row(site: Site, entry: HeadlineEntry, columns: Sequence[Column], notes: Footnotes) -> FrontRow:
     row, guide = entry.row, site.guide.defenses.get(entry.row.defense.name)
     cells = cells_of(entry, columns, notes)
     names = ("CLAIM VIOLATED" if flag == "claim_violated" else flag for flag in row.flags)
@@ -157,7 +157,7 @@ def _numbers(
     }
 
 
-def _packed(key: str, cell: Value, entry: Entry, reasons: Footnotes) -> Any:
+def _packed(key: str, cell: Value, entry: HeadlineEntry, reasons: Footnotes) -> Any:
     if cell.reason == NOT_ATTACKED:
         return 0
     order = "inf" if cell.order == math.inf else cell.order
@@ -182,7 +182,7 @@ def _facts(site: Site) -> list[tuple[str, str, str]]:
     """Figures for a quick look: (number, unit, tone)."""
     rows, controls = [site_row.row for site_row in site.rows], site.board.controls
     records = [record for row in rows for record in (*row.records, *row.unranked)]
-    held = sum(control.ok for control in controls)
+    passed = sum(control.ok for control in controls)
     tone = "good" if site.board.trustworthy else "bad"
     return [
         (str(len({row.suite for row in rows})), "suites", ""),
@@ -190,5 +190,5 @@ def _facts(site: Site) -> list[tuple[str, str, str]]:
         (str(len({record.attack.name for record in records if record.attack})), "attacks", ""),
         (str(sum(row.control is None for row in rows)), "rows", ""),
         (str(len(records)), "records", ""),
-        (f"{held}/{len(controls)}" if controls else "no", "controls held" if controls else "controls", tone),
+        (f"{passed}/{len(controls)}" if controls else "no", "controls held" if controls else "controls", tone),
     ]

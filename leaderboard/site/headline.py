@@ -1,8 +1,8 @@
 """Headline board of a site: groups of comparable rows, in each the Pareto front first, under any threat model.
 
 The front of a budget has the ranked rows that no other ranked row dominates: as accurate or more, with a worst AUC as
-small or smaller, and better in one of both. Means are compared, so neighbours whose intervals overlap may change
-places with other seeds. Controls are never on a front, nor are rows without a rank or without one of both numbers.
+small or smaller, and better in accuracy or AUC. Means are compared, so neighbours whose intervals overlap may change
+places with other seeds. Controls are never on a front, nor are rows without a rank or without either number.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,13 +36,13 @@ class Coverage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class HeadlineEntry:
     """Row of the headline board.
 
     Attributes:
         site_row: with its id, tier and submission.
         row: its numbers, of all attacks or of those of a threat model.
-        proved: lower bounds on epsilon, one for each relation.
+        proved: lower bounds on epsilon, by relation.
         coverage: of its cells and attacks.
         front: whether it is on the Pareto front of its budget.
     """
@@ -72,7 +72,7 @@ class Entry:
 
     @property
     def strongest_page(self) -> str:
-        """Path of the page of its strongest attack; empty without one."""
+        """Path of the page of its strongest attack; empty without an attack."""
         label = strongest_words(self.row)[0]
         records = (record for cell in self.row.cells if cell.attack == label for record in cell.records.values())
         return next((attack_page(record.attack.name) for record in records if record.attack), "")
@@ -80,7 +80,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Contestants of one budget, the Pareto front first, or the controls of a section.
+    """Contestants of a budget, the Pareto front first, or the controls of a section.
 
     Attributes:
         words: the guarantee, or "Controls".
@@ -90,7 +90,7 @@ class Group:
 
     words: str
     controls: bool
-    entries: tuple[Entry, ...]
+    entries: tuple[HeadlineEntry, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ def headline(rows: Sequence[SiteRow], access: str | None = None) -> list[Headlin
         run.setdefault(row.suite, set()).update(_attacks(row))
     front = pareto_front(numbers)
     entries = [
-        Entry(
+        HeadlineEntry(
             site_row=site_row,
             row=row,
             proved=proved_bounds(row),
@@ -170,8 +170,8 @@ def pareto_front(rows: Sequence[Row]) -> set[int]:
     }
 
 
-def _by_guarantee(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
-    groups: dict[str, list[Entry]] = {}
+def _by_guarantee(entries: Iterable[HeadlineEntry]) -> dict[str, list[HeadlineEntry]]:
+    groups: dict[str, list[HeadlineEntry]] = {}
     for entry in entries:
         groups.setdefault(guarantee_words(entry.row.guarantee), []).append(entry)
     return groups

@@ -20,7 +20,7 @@ from ..board.threat_models import NOT_ATTACKED
 from ..metrics import METRICS
 from ..page.figures import epsilon_words
 from ..page.tables import Column, Value, value
-from .headline import Entry
+from .headline import HeadlineEntry
 
 COLUMNS = (
     Column(key="defense", title="Defense", number=False),
@@ -45,7 +45,7 @@ UNDER_THREAT = ("rank", "proved", "auc", "tpr", "psnr", "picked", "attack", "cov
 _TIERS = ("verified", "self-reported", "unverified parts")
 
 
-def measured_columns(entries: Iterable[Entry]) -> list[Column]:
+def measured_columns(entries: Iterable[HeadlineEntry]) -> list[Column]:
     """Returns the columns that have a value in some row.
 
     Args:
@@ -55,7 +55,7 @@ def measured_columns(entries: Iterable[Entry]) -> list[Column]:
     return [c for c in COLUMNS if any(_CELLS[c.key](entry, Footnotes()).order is not None for entry in entries)]
 
 
-def cells_of(entry: Entry, columns: Iterable[Column], notes: Footnotes) -> dict[str, Value]:
+def cells_of(entry: HeadlineEntry, columns: Iterable[Column], notes: Footnotes) -> dict[str, Value]:
     """Returns the cells of a row; a missing measurement is n/a, with its reason, and sorted last.
 
     Args:
@@ -75,26 +75,26 @@ def _number(row: Row, estimate: Estimate, notes: Footnotes) -> Value:
     return value(estimate, notes, lower_end=lower_end)
 
 
-def _defense(entry: Entry, notes: Footnotes) -> Value:
+def _defense(entry: HeadlineEntry, notes: Footnotes) -> Value:
     row = entry.row
     return Value(text=row.defense.name, order=f"{row.defense.name} {row.details}".lower())
 
 
-def _estimate(key: str) -> Callable[[Entry, Footnotes], Value]:
+def _estimate(key: str) -> Callable[[HeadlineEntry, Footnotes], Value]:
     return lambda entry, notes: _number(entry.row, entry.row.estimates[key], notes)
 
 
-def _picked(entry: Entry, notes: Footnotes) -> Value:
+def _picked(entry: HeadlineEntry, notes: Footnotes) -> Value:
     return _number(entry.row, entry.picked, notes)
 
 
-def _rank(entry: Entry, notes: Footnotes) -> Value:
+def _rank(entry: HeadlineEntry, notes: Footnotes) -> Value:
     row = entry.row
     rank, *among = rank_words(row, budgets=True)
     return _noted(rank, row.rank, row.unplaced, notes, " ".join(among))
 
 
-def _epsilon(entry: Entry, notes: Footnotes) -> Value:
+def _epsilon(entry: HeadlineEntry, notes: Footnotes) -> Value:
     row, claim = entry.row, entry.row.claim
     if claim is None:
         return _noted("n/a", None, "no claim in these records", notes)
@@ -104,11 +104,11 @@ def _epsilon(entry: Entry, notes: Footnotes) -> Value:
     return _noted(epsilon_words(row), claim.epsilon, claim_remark(claim), notes, ends)
 
 
-def _proved(entry: Entry, notes: Footnotes) -> Value:
-    first, *others = entry.proved
+def _proved(entry: HeadlineEntry, notes: Footnotes) -> Value:
+    first, *further = entry.proved
     if first.value is None:
         return _noted("n/a", None, first.reason, notes)
-    also = [f"{_relation(other)}: at least {other.value:.2f}" for other in others if other.value is not None]
+    also = [f"{_relation(bound)}: at least {bound.value:.2f}" for bound in further if bound.value is not None]
     claim = "no finite claim" if first.claimed is None else f"claim {first.claimed:.2f}"
     # Rounded down: a lower bound must not be shown as more than it is.
     return Value(
@@ -124,7 +124,7 @@ def _relation(bound: ProvedBound) -> str:
     return bound.relation.replace("_", "/") or "relation not stated"
 
 
-def _psnr(entry: Entry, notes: Footnotes) -> Value:
+def _psnr(entry: HeadlineEntry, notes: Footnotes) -> Value:
     cell = _number(entry.row, entry.reconstruction, notes)
     if entry.reconstruction.value is None or entry.floor.value is None:
         return cell
@@ -139,7 +139,7 @@ def _psnr(entry: Entry, notes: Footnotes) -> Value:
     )
 
 
-def _attack(entry: Entry, notes: Footnotes) -> Value:
+def _attack(entry: HeadlineEntry, notes: Footnotes) -> Value:
     row = entry.row
     strongest, remark = strongest_words(row)
     if not strongest:
@@ -149,24 +149,24 @@ def _attack(entry: Entry, notes: Footnotes) -> Value:
     return _noted(strongest, strongest.lower(), remark, notes, " ".join(looks_words(row)))
 
 
-def _coverage(entry: Entry, notes: Footnotes) -> Value:
+def _coverage(entry: HeadlineEntry, notes: Footnotes) -> Value:
     coverage = entry.coverage
     share = coverage.cells / coverage.requested if coverage.requested else None
     ends = f"{coverage.attacks} of {coverage.run} attacks" if coverage.run else ""
     return Value(text=f"{coverage.cells} of {coverage.requested}", ends=ends, order=share)
 
 
-def _seeds(entry: Entry, notes: Footnotes) -> Value:
+def _seeds(entry: HeadlineEntry, notes: Footnotes) -> Value:
     seeds = seeds_words(entry.row) if entry.row.cells else "0"
     return _noted(seeds, float(seeds.partition("-")[0]), uneven_words(entry.row), notes)
 
 
-def _tier(entry: Entry, notes: Footnotes) -> Value:
+def _tier(entry: HeadlineEntry, notes: Footnotes) -> Value:
     tier = entry.site_row.tier
     return Value(text=tier.tier, reason=tier.reason, order=str(_TIERS.index(tier.tier)))
 
 
-_CELLS: dict[str, Callable[[Entry, Footnotes], Value]] = {
+_CELLS: dict[str, Callable[[HeadlineEntry, Footnotes], Value]] = {
     "defense": _defense,
     "rank": _rank,
     "accuracy": _estimate("accuracy"),
@@ -181,4 +181,4 @@ _CELLS: dict[str, Callable[[Entry, Footnotes], Value]] = {
     "seeds": _seeds,
     "tier": _tier,
 }
-"""Column -> its cell; the reasons for what is missing become footnotes."""
+"""Column -> its cell; reasons for missing numbers become footnotes."""

@@ -35,6 +35,12 @@ def records():
     return made
 
 
+def embedded(text):
+    """Numbers of the threat models."""
+    (content,) = re.findall(r'id="under">(.*?)</script>', text, re.DOTALL)
+    return json.loads(content)
+
+
 def rows_of(text):
     return dict(re.findall(r'<tr role="row" class="line[^>]*data-row="(\w+)"[^>]*>(.*?)</tr>', text, re.DOTALL))
 
@@ -67,7 +73,7 @@ def _row(site, name):
 def test_numbers_of_a_threat_model_are_the_boards_own():
     site = front_site(*records())
     text = front_page(site)
-    data = json.loads(re.search(r'id="under">(.*?)</script>', text, re.DOTALL)[1])
+    data = embedded(text)
     keys = re.findall(r'data-key="(\w+)"[^>]* data-depends', text)
     assert set(data["under"]) == {"BLACK_BOX", "ALL_STEPS"}
     for access, of_row in data["under"].items():
@@ -110,7 +116,7 @@ def test_text_of_records_is_no_markup_and_in_no_link():
     assert "<script>alert" not in text and html.escape(HOSTILE[0]) in text
     for target in re.findall(r'href="([^"]*)"', body):
         assert re.fullmatch(r"#[\w-]+|(?:[\w-]+/)*(?:index\.html|board\.\w+)", target), target
-    assert json.loads(re.search(r'id="under">(.*?)</script>', text, re.DOTALL)[1])
+    assert embedded(text)
 
 
 def test_equal_sites_have_equal_pages():
