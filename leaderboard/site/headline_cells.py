@@ -109,7 +109,7 @@ def _proved(entry: HeadlineEntry, notes: Footnotes) -> Value:
     if first.value is None:
         return _noted("n/a", None, first.reason, notes)
     also = [f"{_relation(bound)}: at least {bound.value:.2f}" for bound in further if bound.value is not None]
-    claim = "no finite claim" if first.claimed is None else f"claim {first.claimed:.2f}"
+    claim = "claim ∞" if first.claimed is None else f"claim {first.claimed:.2f}"
     # Rounded down: a lower bound must not be shown as more than it is.
     return Value(
         text=f"{math.floor(first.value * 100) / 100:.2f}",
