@@ -140,21 +140,20 @@ def _filters(rows: Sequence[FrontRow]) -> dict[str, list[str]]:
     }
 
 
-def _numbers(
-    sections: Iterable[HeadlineSection], columns: Sequence[Column], reasons: Footnotes
-) -> dict[str, list[Any]]:
-    """Cells of a threat model for the page's script: id of a row, in order -> whether on the front, and its cells.
+def _numbers(sections: Iterable[HeadlineSection], columns: Sequence[Column], reasons: Footnotes) -> list[Any]:
+    """Rows of a threat model in order, for the page's script: id, whether on the front, and cells.
 
     A cell is [text, interval, bound, sort key, number of its reason, page], without empty ends; 0 if not attacked.
     """
     depending = [column for column in columns if column.key in UNDER_THREAT]
-    return {
-        entry.site_row.id: [
+    return [
+        [
+            entry.site_row.id,
             int(entry.front),
             [_packed(key, cell, entry, reasons) for key, cell in cells_of(entry, depending, Footnotes()).items()],
         ]
         for entry in _entries(sections)
-    }
+    ]
 
 
 def _packed(key: str, cell: Value, entry: HeadlineEntry, reasons: Footnotes) -> Any:

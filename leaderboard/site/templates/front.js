@@ -4,6 +4,7 @@
   const table = document.querySelector("#board table.board"), form = document.getElementById("filters");
   const paging = document.querySelector(".paging"), threat = document.querySelector(".threat");
   const { reasons, under } = JSON.parse(document.getElementById("under").textContent);
+  const numbers = (name) => new Map(under[name].map(([id, ...of], place) => [id, [place, ...of]]));
   const heads = [...table.tHead.rows[0].cells];
   const depending = heads.flatMap((head, column) => ("depends" in head.dataset ? [column] : []));
   const page = Number(paging.querySelector("button").dataset.more);
@@ -51,15 +52,16 @@
     access = wanted;
     threat.hidden = !access;
     threat.querySelector("b").textContent = form.elements.threat.selectedOptions[0].textContent;
+    const rows = access ? numbers(access) : null;
     for (const line of lines) {
-      const of = access ? under[access][line.dataset.row] : undefined;
-      line.classList.toggle("front", access ? of[0] === 1 : fronts.get(line));
+      const [, front, cells] = rows?.get(line.dataset.row) ?? [];
+      line.classList.toggle("front", access ? front === 1 : fronts.get(line));
       depending.forEach((column, i) => {
         const cell = line.cells[column];
         if (!originals.has(cell)) originals.set(cell, [[...cell.childNodes], cell.dataset.order]);
         const [nodes, order] = originals.get(cell);
         if (access) {
-          fill(cell, of[1][i] || ["n/a", "", "", null, 0]);
+          fill(cell, cells[i] || ["n/a", "", "", null, 0]);
         } else {
           cell.replaceChildren(...nodes);
           sortKey(cell, order);
@@ -91,10 +93,10 @@
 
   // The board's own order first, so that equal cells stand in it; then the clicks of page.js.
   function order(wanted) {
-    const places = access ? new Map(Object.keys(under[access]).map((id, i) => [id, i])) : null;
+    const places = access ? numbers(access) : null;
     for (const [body, of] of built) {
       const sorted = [...of];
-      if (places) sorted.sort((a, b) => places.get(a.dataset.row) - places.get(b.dataset.row));
+      if (places) sorted.sort((a, b) => places.get(a.dataset.row)[0] - places.get(b.dataset.row)[0]);
       body.append(...sorted);
     }
     heads.forEach((head) => head.setAttribute("aria-sort", "none"));

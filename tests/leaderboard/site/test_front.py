@@ -76,12 +76,14 @@ def test_numbers_of_a_threat_model_are_the_boards_own():
     data = embedded(text)
     keys = re.findall(r'data-key="(\w+)"[^>]* data-depends', text)
     assert set(data["under"]) == {"BLACK_BOX", "ALL_STEPS"}
-    for access, of_row in data["under"].items():
+    for access, of_access in data["under"].items():
+        of_row = {id_: cells for id_, _, cells in of_access}
         for row in under(site.board.rows, access):
-            cells = dict(zip(keys, of_row[row_id(row)][1], strict=True))
+            cells = dict(zip(keys, of_row[row_id(row)], strict=True))
             assert cells["auc"][0] == f"{row.auc.value:.3f}" and cells["auc"][3] == row.auc.value
     name = row_id(_row(site, "dp_sgd"))
-    attack = dict(zip(keys, data["under"]["BLACK_BOX"][name][1], strict=True))["attack"]
+    (cells,) = [cells for id_, _, cells in data["under"]["BLACK_BOX"] if id_ == name]
+    attack = dict(zip(keys, cells, strict=True))["attack"]
     assert attack[0] == "lira" and attack[5] == links.attack_page("lira")
 
 
@@ -117,6 +119,12 @@ def test_text_of_records_is_no_markup_and_in_no_link():
     for target in re.findall(r'href="([^"]*)"', body):
         assert re.fullmatch(r"#[\w-]+|(?:[\w-]+/)*(?:index\.html|board\.\w+)", target), target
     assert embedded(text)
+
+
+def test_without_a_row_the_page_says_so():
+    failed = record(status="failed", reason="OSError: no space")
+    text = front_page(front_site(failed))
+    assert "Nothing could be measured" in text and "failed or are not" in text
 
 
 def test_equal_sites_have_equal_pages():

@@ -12,6 +12,7 @@ import pytest
 
 from leakbench.leaderboard.site import links
 from leakbench.leaderboard.site.front import PAGE, front_page
+from leakbench.leaderboard.site.headline import headline
 
 from ..conftest import claim, metric, record
 from .front_sites import front_site
@@ -36,9 +37,10 @@ def records():
         fields = {"defense": name, "budget": {"epsilon": epsilon, "delta": 1e-5}, "claim": claim(epsilon)}
         accuracy = metric(0.7 + i / 300, 0.01, better="higher")
         made.append(record("utility", metrics={"accuracy": accuracy}, **fields))
-        for attack, access, weaker in (("loss", "BLACK_BOX", 0.1), ("ratio", "ALL_STEPS", 0.0)):
+        # The weaker attack is strongest on the rows that the stronger one is weakest on.
+        for attack, access, auc in (("loss", "BLACK_BOX", 0.56 - i / 1000), ("ratio", "ALL_STEPS", 0.6 + i / 200)):
             if (i, attack) != (4, "loss"):
-                worst = {"auc": metric(0.6 + i / 200 - weaker, 0.02), "tpr_at_1pct_fpr": metric(0.05, 0.02)}
+                worst = {"auc": metric(auc, 0.02), "tpr_at_1pct_fpr": metric(0.05, 0.02)}
                 made.append(record(attack=attack, metrics=worst, requires=requires(access), **fields))
     return made
 
@@ -189,14 +191,19 @@ def test_a_threat_model_swaps_worst_cases_and_back_restores_them(front, site):
     before = front.cell("defense_01", "Worst AUC")
     assert before == "0.605" and front.cell("defense_01", "Strongest attack") == "ratio"
     front.choose("threat", "answers of the final model")
-    assert front.cell("defense_01", "Worst AUC") == "0.505" and front.cell("defense_01", "Strongest attack") == "loss"
+    assert front.cell("defense_01", "Worst AUC") == "0.559" and front.cell("defense_01", "Strongest attack") == "loss"
     assert front.cell("defense_04", "Worst AUC") == "n/a"
     title = "return document.querySelector(arguments[0]).title"
     (row,) = [row.id for row in site[1].rows if row.row.defense.name == "defense_04"]
     selector = f"[data-row='{row}'] [data-head='Worst AUC'] .value"
     assert front.driver.execute_script(title, selector) == "not attacked under this threat model"
+    (section,) = headline(site[1].rows, "BLACK_BOX")
+    order = [entry.row.defense.name for group in section.groups for entry in group.entries]
+    assert order[:5] != [row.row.defense.name for row in site[1].rows][:5] and front.names() == order[:PAGE]
+    marked = front.css("#board tr.front")
+    assert len(marked) == sum(entry.front for group in section.groups for entry in group.entries)
     front.driver.back()
-    assert front.cell("defense_01", "Worst AUC") == before
+    assert front.cell("defense_01", "Worst AUC") == before and front.names() != order[:PAGE]
 
 
 def test_an_unknown_state_in_the_address_shows_the_whole_board(front):
