@@ -13,7 +13,7 @@ from ..board.content import Footnotes
 from ..board.notes import alarms, and_words
 from ..board.threat_models import NOT_ATTACKED, words
 from ..page.build import render_page
-from ..page.tables import FLAGS, TONES, Column, Value, flag_meaning
+from ..page.tables import FLAGS, TONES, Column, Value, flag_meaning, in_short
 from . import links
 from .headline import HeadlineEntry, HeadlineSection, headline, under_each
 from .headline_cells import COLUMNS, UNDER_THREAT, cells_of, measured_columns
@@ -92,7 +92,7 @@ def front_page(site: Site) -> str:
         "refused": site.refused,
         "columns": columns,
         "depending": UNDER_THREAT,
-        "left_out": [column.title for column in COLUMNS if column not in columns and column.key != "picked"],
+        "left_out": _left_out(sections, columns),
         "sections": [
             (section, links.suite_page(section.suite), site.guide.suites.get(section.suite, ""), groups)
             for section, groups in tables
@@ -107,6 +107,13 @@ def front_page(site: Site) -> str:
         "active": bool(site.board.active),
     }
     return render_page("front.html", context, own_scripts=("front.js",))
+
+
+def _left_out(sections: Iterable[HeadlineSection], columns: Sequence[Column]) -> list[tuple[str, str]]:
+    """Titles of the columns that are n/a in every row, with the reasons; `picked` is for few suites, and not named."""
+    absent = [column for column in COLUMNS if column not in columns and column.key != "picked"]
+    cells = [cells_of(entry, absent, Footnotes()) for entry in _entries(sections)]
+    return [(column.title, in_short(dict.fromkeys(of_row[column.key].reason for of_row in cells))) for column in absent]
 
 
 def _entries(sections: Iterable[HeadlineSection]) -> list[HeadlineEntry]:
