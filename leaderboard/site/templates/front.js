@@ -7,6 +7,7 @@
   const numbers = (name) => new Map(under[name].map(([id, ...of], place) => [id, [place, ...of]]));
   const heads = [...table.tHead.rows[0].cells];
   const depending = heads.flatMap((head, column) => ("depends" in head.dataset ? [column] : []));
+  const NOT_ATTACKED = "not attacked under this threat model";
   const page = Number(paging.querySelector("button").dataset.more);
   const fields = [...form.elements].filter((field) => field.name);
   const bodies = [...table.tBodies].filter((body) => !body.classList.contains("heading"));
@@ -61,7 +62,8 @@
         if (!originals.has(cell)) originals.set(cell, [[...cell.childNodes], cell.dataset.order]);
         const [nodes, order] = originals.get(cell);
         if (access) {
-          fill(cell, cells[i] || ["n/a", "", "", null, 0]);
+          // In words once a row, because a tooltip cannot be read on a phone.
+          fill(cell, cells[i] || ["n/a", heads[column].dataset.key === "attack" ? NOT_ATTACKED : "", "", null, 0]);
         } else {
           cell.replaceChildren(...nodes);
           sortKey(cell, order);
@@ -77,7 +79,7 @@
   function fill(cell, [text, ends = "", bound = "", order, reason, path = ""]) {
     const value = document.createElement("span");
     value.className = "value";
-    value.title = reason === 0 ? "not attacked under this threat model" : reasons[reason - 1] ?? "";
+    value.title = reason === 0 ? NOT_ATTACKED : reasons[reason - 1] ?? "";
     const holder = path ? value.appendChild(document.createElement("a")) : value;
     if (path) holder.href = path;
     holder.textContent = text;

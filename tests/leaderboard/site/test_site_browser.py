@@ -197,6 +197,9 @@ def test_a_threat_model_swaps_worst_cases_and_back_restores_them(front, site):
     (row,) = [row.id for row in site[1].rows if row.row.defense.name == "defense_04"]
     selector = f"[data-row='{row}'] [data-head='Worst AUC'] .value"
     assert front.driver.execute_script(title, selector) == "not attacked under this threat model"
+    front.choose("threat", "the update of every step")
+    assert front.cell("defense_01", "Strongest attack") == "ratio"
+    front.driver.back()
     (section,) = headline(site[1].rows, "BLACK_BOX")
     order = [entry.row.defense.name for group in section.groups for entry in group.entries]
     assert order[:5] != [row.row.defense.name for row in site[1].rows][:5] and front.names() == order[:PAGE]
