@@ -35,9 +35,9 @@ endif
 
 .DELETE_ON_ERROR:
 .PHONY: help demo check test test-newest test-lowest test-peers test-shapes test-all test-gpu gpu-check ci lint types core default speed \
-  format clean
+  browser format clean
 # Where the environment forbids compiled modules, every process that a test starts would compile all of ours again.
-check test test-newest test-lowest test-peers test-shapes test-all test-gpu gpu-check ci: export PYTHONDONTWRITEBYTECODE :=
+check test test-newest test-lowest test-peers test-shapes test-all test-gpu gpu-check browser ci: export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@echo 'make demo       trains and attacks the quick suite, prints its board and makes its page (one to three minutes, installed)'
@@ -51,6 +51,7 @@ help:
 	@echo '                the default tests on newer Pythons and the newest versions of all, and on the lowest that we admit'
 	@echo 'make test-all   every test but those of a GPU, at full counts'
 	@echo 'make test-gpu   the tests that need a CUDA device'
+	@echo "make browser    installs Debian's chromium and chromium-driver where they are missing, and tests the pages in it"
 	@echo 'make gpu-check  numbers, times and memory on a CUDA device, in six minutes at most'
 	@echo 'make speed      times and memory of a step against plain training and other tools (DEVICE=cuda, QUICK=1)'
 	@echo 'make format     formats the code and mends what the linter can'
@@ -111,6 +112,12 @@ test-all: $(VENV)/.dev
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/pytest -m gpu
+
+# Both of Debian, because a driver is for its browser's version.
+browser: $(VENV)/.dev
+	@{ command -v chromium && command -v chromedriver; } >/dev/null || \
+	  $$([ "$$(id -u)" -eq 0 ] || echo sudo) apt-get install --yes chromium chromium-driver
+	$(BIN)/pytest -q -n 0 tests/leaderboard/page/test_browser.py tests/leaderboard/site/test_site_browser.py
 
 gpu-check: $(VENV)/.dev
 	@$(BIN)/python -m leakbench.benchmarks.gpu_check $(GPU_CHECK)

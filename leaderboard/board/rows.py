@@ -7,7 +7,7 @@ suite's digest does not either, because adding a cell to a suite changes no othe
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -30,6 +30,8 @@ RANKED_BY = "membership"
 
 DEGRADED = "degraded"
 """Flag of a record whose attack saw itself that it found no match; it is listed with the attack, not with the row."""
+
+NO_AUC = "no membership attack was measured, and ranks are by the worst AUC"
 
 CONTROL_FAILED = "control_failed"
 """Flag of the records of a submission whose own controls failed."""
@@ -226,6 +228,52 @@ def placed(rows: Iterable[Row]) -> list[Row]:
     return ranked
 
 
+def attacked_by(rows: Sequence[Row], kept: Callable[[Record | Expected], bool]) -> list[Row]:
+    """Returns the rows as if only some attacks had been tried, with worst cases and ranks of these alone.
+
+    Flags, and reasons for which a row has no rank, are those of all attacks.
+
+    Args:
+        rows: of a board, in its order.
+        kept: whether a cell is of such an attack; cells without an attack stay in any case.
+
+    Returns:
+        A row for each, in the same order.
+    """
+    narrowed = _compared([_narrowed(row, lambda cell: cell.attack is None or kept(cell)) for row in rows], set())
+    places = sorted(range(len(narrowed)), key=lambda i: narrowed[i].order())
+    ranked = dict(zip(places, placed([narrowed[i] for i in places]), strict=True))
+    return [ranked[i] for i in range(len(narrowed))]
+
+
+def _kept_cell(cell: BoardCell, kept: Callable[[Record | Expected], bool]) -> bool:
+    return kept(next(iter(cell.records.values())))
+
+
+def _narrowed(row: Row, kept: Callable[[Record | Expected], bool]) -> Row:
+    cells = tuple(cell for cell in row.cells if _kept_cell(cell, kept))
+    unranked = tuple(record for record in row.unranked if kept(record))
+    missing = tuple(cell for cell in row.missing if kept(cell))
+    # Kinds of which every attack stays keep their estimates, because a board may have thousands of cells.
+    kinds = {cell.kind for cell in row.cells if not _kept_cell(cell, kept)} | {
+        r.kind for r in row.unranked if not kept(r)
+    }
+    known = {column.key: row.estimates[column.key] for metric, column in columns() if metric.kind not in kinds}
+    narrowed = replace(
+        row,
+        cells=cells,
+        unranked=unranked,
+        missing=missing,
+        estimates=_estimates(list(cells), list(unranked), noiseless=row.noise_multiplier == 0.0, known=known),
+        lacks=_kinds_lacking(unranked) | {cell.kind for cell in missing},
+        rank=None,
+        ranked_of=None,
+    )
+    if narrowed.auc.value is not None or row.control is not None:
+        return narrowed
+    return replace(narrowed, unplaced=row.unplaced or NO_AUC)
+
+
 def several_guarantees(rows: Iterable[Row]) -> bool:
     """Returns whether contestants have different guarantees, so that a rank must say among how many it is."""
     return len({row.guarantee for row in rows if row.control is None}) > 1
@@ -302,7 +350,7 @@ def _compared_with_plan(
         why = "a training under it diverged: that little leaks from a model that learned nothing is no protection"
     elif row.auc.value is None:
         # Otherwise rows without an AUC would be numbered in the order of their names.
-        why = "no membership attack was measured, and ranks are by the worst AUC"
+        why = NO_AUC
     elif complete is None or not complete.known or any(record.id in uncovered for record in row.records):
         why = "whether its cells are complete is unknown: no manifest of a run lists them"
     lacks = row.lacks | {cell.kind for cell in missing}
@@ -399,9 +447,13 @@ def _row(draft: _Draft, details: str, variant: str) -> Row:
         estimates=_estimates(cells, draft.unranked, noiseless=multipliers == {0.0}),
         flags=tuple(flags),
         unranked=tuple(draft.unranked),
-        # A refusal on any seed is no evidence of safety, so the worst case is marked "at least".
-        lacks=frozenset(r.kind for r in draft.unranked if r.status == "failed" or r.attack_refused),
+        lacks=_kinds_lacking(draft.unranked),
     )
+
+
+def _kinds_lacking(unranked: Iterable[Record]) -> frozenset[str]:
+    # A refusal on any seed is no evidence of safety, so the worst case is marked "at least".
+    return frozenset(r.kind for r in unranked if r.status == "failed" or r.attack_refused)
 
 
 def _refused_seeds(records: Iterable[Record], kind: str) -> frozenset[int]:
@@ -411,11 +463,15 @@ def _refused_seeds(records: Iterable[Record], kind: str) -> frozenset[int]:
     return frozenset(record.seed for record in records if record.kind == kind and record.attack_refused)
 
 
-def _estimates(cells: list[BoardCell], unranked: list[Record], *, noiseless: bool) -> dict[str, Estimate]:
-    """Estimates of every column, in order; `noiseless` defenses have none in a variant that needs noise."""
-    estimates = {}
+def _estimates(
+    cells: list[BoardCell], unranked: list[Record], *, noiseless: bool, known: Mapping[str, Estimate] | None = None
+) -> dict[str, Estimate]:
+    """Estimates of every column, in order, taken from `known` if there; `noiseless`: no variant that needs noise."""
+    estimates = dict(known or {})
     # Worst cases first, because they decide the leading attack, whose numbers other columns take.
     for metric, column in sorted(columns(), key=lambda pair: pair[0].over_attacks == "leading"):
+        if column.key in estimates:
+            continue
         matching = [c for c in cells if c.kind == metric.kind and column.variant in (None, c.noise)]
         if metric.over_attacks == "leading":
             # From the leading attack, because attacks on different shared updates have different images and floors.

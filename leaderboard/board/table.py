@@ -27,6 +27,7 @@ from .content import Content, active_content, content
 from .controls import ControlResult, Violation, check_controls, find_violations
 from .identity import board_version, row_id
 from .notes import alarms, gaps
+from .proved_bound import NAME, proved_bound, proved_bounds
 from .public_only import public_numbers
 from .reconstruction_summary import reconstruction_summaries
 from .rows import RANKED_BY, Row, guarantee_words, rows_from
@@ -241,6 +242,9 @@ def _flat(row: Row) -> dict[str, Any]:
         }
         if METRICS[estimate.metric].kind == RANKED_BY:
             line |= {f"{name}_largest_under_claim": estimate.largest, f"{name}_gap": estimate.gap}
+    bound = dataclasses.asdict(proved_bound(row))
+    line |= {NAME: bound.pop("value"), f"{NAME}_n": len(bound["seeds"])}
+    line |= {f"{NAME}_{name}": value for name, value in bound.items() if name not in ("metric", "seeds")}
     statuses = Counter(record.status for record in row.unranked)
     line |= {"failed": statuses["failed"], "skipped": statuses["skipped"], "missing": len(row.missing)}
     line["at_least"] = " ".join(_at_least(row))
@@ -282,6 +286,8 @@ def _tree(row: Row) -> dict[str, Any]:
         "claim": row.claim and dataclasses.asdict(row.claim),
         "noise_multiplier": row.noise_multiplier,
         **{name: _estimate(estimate) for name, estimate in _by_field(row).items()},
+        # One for each relation of neighbours: their values are not comparable.
+        NAME: [dataclasses.asdict(bound) for bound in proved_bounds(row)],
         "attacks": [_cell(cell) for cell in row.cells],
         "seeds": list(row.seeds),
         "flags": list(row.flags),

@@ -13,9 +13,10 @@ from typing import Any
 import leakbench
 
 from ..board.identity import board_version
+from ..board.proved_bound import NAME
 from ..board.table import Board
 from ..kinds import KINDS
-from ..metrics import KnownMetric, columns
+from ..metrics import METRICS, KnownMetric, columns
 from ..records.files import digest_of_bytes
 from .facts import facts, unmeasured
 from .publication import Publication
@@ -37,7 +38,7 @@ def every_eval_ever(board: Board, publication: Publication) -> dict[str, bytes]:
     """
     publication.needed_dataset("every_eval_ever")
     organization = publication.organization or ""
-    metrics = {column.field or column.key: metric for metric, column in columns()}
+    metrics = {column.field or column.key: metric for metric, column in columns()} | {NAME: METRICS[NAME]}
     files = {}
     for unit, lines in tables(board).items():
         for row in by_row(lines):

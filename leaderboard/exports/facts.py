@@ -7,7 +7,7 @@ from typing import Any
 _KEPT = (
     *("row_id", "defense", "settings", "control", "unit", "epsilon", "epsilon_reason", "delta", "relation", "sampling"),
     *("epsilon_unverified", "low", "high", "n", "seeds", "attack", "looks", "at_least", "reason"),
-    *("largest_under_claim", "controls", "rank", "flags", "version"),
+    *("largest_under_claim", "bound_relation", "controls", "rank", "flags", "version"),
 )
 
 

@@ -1,7 +1,8 @@
 """Tidy table of a board, from which all formats but the printed tables are made: a line per row and metric.
 
-A metric without a value is a line with a null value and its reason. An infinite epsilon is infinite, with its reason; a
-null epsilon means that there is no claim. Rows whose privacy unit is a client are in a table of their own, because
+Metrics are the board's columns and the proved lower bound on epsilon (`epsilon_lower`). A metric
+without a value is a line with a null value and its reason. An infinite epsilon is infinite, with its reason; a null
+epsilon means that there is no claim. Rows whose privacy unit is a client are in a table of their own, because
 their epsilon is another guarantee.
 """
 
@@ -11,9 +12,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..board.identity import board_version, row_id
+from ..board.proved_bound import NAME, proved_bound
 from ..board.rows import Row, Unit
 from ..board.table import Board
-from ..metrics import columns
+from ..metrics import METRICS, columns
 from .safe_text import portable
 
 if TYPE_CHECKING:
@@ -57,7 +59,8 @@ COLUMNS: dict[str, tuple[type, str]] = {
     "interval": (str, "seeds (Student's t over seeds) or own (of the records)"),
     "reason": (str, "reason for the absence of the value or of the interval"),
     "at_least": (bool, "true if attacks of this kind failed or are missing, so that the worst case is a lower limit"),
-    "largest_under_claim": (float, "largest value that the claim allows any test"),
+    "largest_under_claim": (float, "largest value that the claim allows any test; of a proved bound, the claim for it"),
+    "bound_relation": (str, "neighbouring relation of a proved lower bound on epsilon; null for other metrics"),
     "flags": (str, "flags of the row, separated by spaces"),
     "version": (str, "versions of the package and of the record's schema"),
 }
@@ -171,8 +174,32 @@ def _lines(row: Row, verdict: str) -> Iterable[dict[str, Any]]:
                 "reason": estimate.reason,
                 "at_least": metric.of_attack and metric.kind in row.lacks,
                 "largest_under_claim": estimate.largest,
+                "bound_relation": None,
             }
         )
+    yield shared | portable(_of_bound(row))
+
+
+def _of_bound(row: Row) -> dict[str, Any]:
+    bound = proved_bound(row)
+    return {
+        "kind": METRICS[bound.metric].kind,
+        "metric": NAME,
+        "better": METRICS[bound.metric].better,
+        "value": bound.value,
+        "low": None,
+        "high": None,
+        "n": len(bound.seeds),
+        "seeds": " ".join(map(str, bound.seeds)),
+        "attack": bound.attack,
+        "looks": bound.looks,
+        "chosen_on": None,
+        "interval": None,
+        "reason": bound.reason,
+        "at_least": False,
+        "largest_under_claim": bound.claimed,
+        "bound_relation": bound.relation or None,
+    }
 
 
 def _json(value: Any) -> str:

@@ -196,16 +196,20 @@ def render(
     return render_page("run.html", context, plots=plots)
 
 
-def render_page(template: str, context: Mapping[str, Any], *, plots: bool = False) -> str:
+def render_page(
+    template: str, context: Mapping[str, Any], *, plots: bool = False, own_scripts: Sequence[str] = ()
+) -> str:
     """Renders a page with the style sheet and the scripts that all pages share.
 
     Args:
         template: of its content, which extends `page.html`.
         context: of that template.
         plots: whether it has any, and so needs the script that draws them.
+        own_scripts: names of further scripts among the templates, which run after the shared ones.
     """
     environment = _template_environment()
-    scripts = [*([bundle()] if plots else []), _file(environment, "page.js")]
+    names = ("page.js", *own_scripts)
+    scripts = [*([bundle()] if plots else []), *(_file(environment, name) for name in names)]
     # The content security policy allows these scripts alone, by their hashes.
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii") for script in scripts]
     shared = {

@@ -7,18 +7,14 @@ Bounds of several attacks are separate marks, because their error probabilities 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from itertools import product
 
-from ..board.aggregate import BoardCell, over_seeds
+from ..board.aggregate import BoardCell
+from ..board.proved_bound import PROVED, attack_bounds
 from ..board.rows import Row
-from ..records.details import ProvedDetail
 from .axes import Axis
 from .drawing import ProvedMark, equal_scales
 from .figures import Figure
 from .plots import Point, Style
-
-PROVED = {"epsilon_lower": "pairs of members and non-members", "canary_epsilon": "canaries"}
-"""Metric of a proved bound -> the trials behind it."""
 
 LABELLED = 12
 """Largest number of marks that have labels."""
@@ -37,15 +33,13 @@ def proved_figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]
     marks: list[ProvedMark] = []
     numbers: list[tuple[str, ...]] = []
     missing: Counter[tuple[str, str]] = Counter()
-    cells = [(row, cell) for row in rows if row.control != "negative" for cell in row.cells]
-    for (row, cell), metric in product(cells, PROVED):
-        if not any(metric in record.metrics for record in cell.records.values()):
-            continue
-        bound = over_seeds(metric, cell)
+    bounds = [(row, proved) for row in rows for proved in attack_bounds(row)]
+    for row, proved in bounds:
+        cell, metric, bound = proved.cell, proved.metric, proved.estimate
         if bound.value is None:
             missing[cell.attack or "", bound.reason or ""] += 1
             continue
-        claimed, relation = _claimed(cell, metric)
+        claimed, relation = math.inf if proved.claimed is None else proved.claimed, proved.relation
         claim_words = "no finite claim" if math.isinf(claimed) else f"claimed ε {claimed:.2f}"
         if relation:
             claim_words += f" for {relation.replace('_', ' ')}"
@@ -96,13 +90,6 @@ def proved_figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]
             numbers=tuple(numbers),
         )
     ]
-
-
-def _claimed(cell: BoardCell, metric: str) -> tuple[float, str]:
-    """Largest claim of the seeds for the bound's relation, infinite without one, and that relation."""
-    details = [ProvedDetail.of(r.metrics[metric].detail) for r in cell.records.values() if metric in r.metrics]
-    claims = [math.inf if detail.claimed is None else detail.claimed for detail in details]
-    return max(claims), next((detail.relation for detail in details if detail.relation), "")
 
 
 def _count(cell: BoardCell, metric: str) -> str:

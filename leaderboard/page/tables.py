@@ -406,12 +406,13 @@ def _line(
         key=marker(*style[row.method], hollow=row.claim is None or row.claim.epsilon is None),
         guarantee=guarantee_words(row.guarantee),
         cells=cells,
-        flags=tuple((name, TONES.get(name, ""), _meaning(name)) for name in names),
+        flags=tuple((name, TONES.get(name, ""), flag_meaning(name)) for name in names),
         violated="claim_violated" in row.flags,
     )
 
 
-def _meaning(flag: str) -> str:
+def flag_meaning(flag: str) -> str:
+    """Returns the meaning of a flag, as a record or as a board writes it; empty if it is not known."""
     # Inverts the display form of `claim_violated`.
     key = flag.lower().replace(" ", "_")
     return FLAGS.get(key) or next((words for start, words in NUMBERED_FLAGS.items() if key.startswith(start)), "")

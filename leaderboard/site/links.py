@@ -22,7 +22,9 @@ def slug(name: str) -> str:
     plain = re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-")[:LONGEST]
     if plain == name:
         return plain
-    return f"{plain or 'name'}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    # Names may hold what UTF-8 cannot encode.
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
+    return f"{plain or 'name'}-{digest[:8]}"
 
 
 def suite_page(name: str) -> str:

@@ -27,7 +27,8 @@ def test_every_estimate_of_a_board_is_a_line_with_the_same_numbers():
                 portable(estimate.reason),
             )
             assert line["value"] is not None or line["reason"]
-    assert len(lines()) == sum(len(row.estimates) for row in board().rows)
+    # And the proved lower bound of every row.
+    assert len(lines()) == sum(len(row.estimates) + 1 for row in board().rows)
 
 
 def names_of(key):

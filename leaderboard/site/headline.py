@@ -1,0 +1,187 @@
+"""Headline board of a site: groups of comparable rows, in each the Pareto front first, under any threat model.
+
+The front of a budget has the ranked rows that no other ranked row dominates: as accurate or more, with a worst AUC as
+small or smaller, and better in accuracy or AUC. Means are compared, so neighbours whose intervals overlap may change
+places with other seeds. Controls are never on a front, nor are rows without a rank or without either number.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from ..board.aggregate import Estimate
+from ..board.content import strongest_words
+from ..board.proved_bound import ProvedBound, proved_bounds
+from ..board.rows import Row, guarantee_words
+from ..board.threat_models import accesses, under
+from .links import attack_page
+from .site import SiteRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """Extent to which a row was measured.
+
+    Attributes:
+        cells: with numbers.
+        requested: cells with a record of any status, and cells of a manifest without a record.
+        attacks: names of attacks with numbers.
+        run: names of the attacks with numbers on any row of the suite.
+    """
+
+    cells: int
+    requested: int
+    attacks: int
+    run: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadlineEntry:
+    """Row of the headline board.
+
+    Attributes:
+        site_row: with its id, tier and submission.
+        row: its numbers, of all attacks or of those of a threat model.
+        proved: lower bounds on epsilon, by relation.
+        coverage: of its cells and attacks.
+        front: whether it is on the Pareto front of its budget.
+    """
+
+    site_row: SiteRow
+    row: Row
+    proved: list[ProvedBound]
+    coverage: Coverage
+    front: bool
+
+    @property
+    def reconstruction(self) -> Estimate:
+        """PSNR of the update as it is released: with noise, or without if the defense adds none."""
+        noisy = self.row.estimates["psnr_noisy"]
+        return self.row.estimates["psnr_free"] if self.row.noise_multiplier == 0.0 and noisy.value is None else noisy
+
+    @property
+    def floor(self) -> Estimate:
+        """PSNR of the mean public image."""
+        return self.row.estimates["floor"]
+
+    @property
+    def picked(self) -> Estimate:
+        """Share of images picked out of candidates, from the update as it is released."""
+        noisy = self.row.estimates["prior_noisy"]
+        return self.row.estimates["prior_free"] if self.row.noise_multiplier == 0.0 and noisy.value is None else noisy
+
+    @property
+    def strongest_page(self) -> str:
+        """Path of the page of its strongest attack; empty without an attack."""
+        label = strongest_words(self.row)[0]
+        records = (record for cell in self.row.cells if cell.attack == label for record in cell.records.values())
+        return next((attack_page(record.attack.name) for record in records if record.attack), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Contestants of a budget, the Pareto front first, or the controls of a section.
+
+    Attributes:
+        words: the guarantee, or "Controls".
+        controls: whether these are controls.
+        entries: in order.
+    """
+
+    words: str
+    controls: bool
+    entries: tuple[HeadlineEntry, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadlineSection:
+    """Rows of a suite, data set, model and privacy unit, within which numbers are comparable."""
+
+    suite: str
+    data: str
+    model: str
+    unit: str
+    groups: tuple[Group, ...]
+
+
+def headline(rows: Sequence[SiteRow], access: str | None = None) -> list[HeadlineSection]:
+    """Builds the headline board.
+
+    Args:
+        rows: of a site, in the order of its board.
+        access: of a threat model, among whose attacks worst cases, front and ranks are computed; None for all attacks.
+    """
+    board = [site_row.row for site_row in rows]
+    numbers = board if access is None else under(board, access)
+    run: dict[str, set[str]] = {}
+    for row in numbers:
+        run.setdefault(row.suite, set()).update(_attacks(row))
+    front = pareto_front(numbers)
+    entries = [
+        HeadlineEntry(
+            site_row=site_row,
+            row=row,
+            proved=proved_bounds(row),
+            coverage=_coverage(row, len(run[row.suite])),
+            front=i in front,
+        )
+        for i, (site_row, row) in enumerate(zip(rows, numbers, strict=True))
+    ]
+    # `order` begins with the section, then has contestants before controls and the guarantees of the ranked rows.
+    entries.sort(key=lambda entry: entry.row.order())
+    sections = []
+    for (suite, data, model, unit), group in groupby(entries, key=lambda entry: entry.row.section):
+        section = list(group)
+        groups = []
+        for words, members in _by_guarantee(entry for entry in section if entry.row.control is None).items():
+            ordered = sorted(members, key=lambda entry: not entry.front)
+            groups.append(Group(words=words, controls=False, entries=tuple(ordered)))
+        if controls := tuple(entry for entry in section if entry.row.control is not None):
+            groups.append(Group(words="Controls", controls=True, entries=controls))
+        sections.append(HeadlineSection(suite=suite, data=data, model=model, unit=unit, groups=tuple(groups)))
+    return sections
+
+
+def under_each(rows: Sequence[SiteRow]) -> Mapping[str, list[HeadlineSection]]:
+    """Returns the headline board of every threat model that occurs, by access.
+
+    Args:
+        rows: of a site, in the order of its board.
+    """
+    return {access: headline(rows, access) for access in accesses([site_row.row for site_row in rows])}
+
+
+def pareto_front(rows: Sequence[Row]) -> set[int]:
+    """Returns the places of the rows that no other row of their section and guarantee dominates.
+
+    Args:
+        rows: contestants without a rank, and controls, are left out.
+    """
+    groups: dict[tuple[object, ...], list[tuple[int, float, float]]] = {}
+    for i, row in enumerate(rows):
+        accuracy, auc = row.accuracy.value, row.auc.value
+        if row.control is None and row.rank is not None and accuracy is not None and auc is not None:
+            groups.setdefault((row.section, row.guarantee), []).append((i, accuracy, auc))
+    return {
+        i
+        for points in groups.values()
+        for i, accuracy, auc in points
+        if not any(a >= accuracy and u <= auc and (a, u) != (accuracy, auc) for _, a, u in points)
+    }
+
+
+def _by_guarantee(entries: Iterable[HeadlineEntry]) -> dict[str, list[HeadlineEntry]]:
+    groups: dict[str, list[HeadlineEntry]] = {}
+    for entry in entries:
+        groups.setdefault(guarantee_words(entry.row.guarantee), []).append(entry)
+    return groups
+
+
+def _coverage(row: Row, run: int) -> Coverage:
+    cells = len(row.records)
+    requested = cells + len(row.unranked) + len(row.missing)
+    return Coverage(cells=cells, requested=requested, attacks=len(_attacks(row)), run=run)
+
+
+def _attacks(row: Row) -> set[str]:
+    return {record.attack.name for record in row.records if record.attack}
