@@ -48,7 +48,7 @@ from .drawing import roc_axes
 from .figures import Figure, figures
 from .matrix import AttackMatrix, matrix
 from .picture_grid import PictureGrid, picture_grid
-from .plots import Style, bundle, picture, styles
+from .plots import Style, breakable, bundle, picture, styles
 from .proved import proved_figures
 from .reconstructions import Exhibit, PictureAllowance, Shot, exhibits, unmeasured_metrics
 from .roc import roc_figures
@@ -231,13 +231,8 @@ def _template_environment() -> Any:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"breakable": _breakable, "picture": picture}
+    environment.filters |= {"breakable": breakable, "picture": picture}
     return environment
-
-
-def _breakable(name: str) -> Markup:
-    """Name with optional line breaks after its underscores."""
-    return Markup("_<wbr>").join(name.split("_"))
 
 
 def _file(environment: Any, name: str) -> str:

@@ -132,6 +132,11 @@ def marker(colour: int, shape: str, *, hollow: bool = False) -> Markup:
     ).format(colour, " hollow" if hollow else "", SHAPES[shape])
 
 
+def breakable(name: str) -> Markup:
+    """Name with optional line breaks after its underscores."""
+    return Markup("_<wbr>").join(name.split("_"))
+
+
 def picture(specification: Mapping[str, Any]) -> Markup:
     """Draws a plot as an <svg> element without identifiers, with the title of each mark as its tooltip."""
     import vl_convert
