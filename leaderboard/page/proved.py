@@ -73,10 +73,10 @@ def proved_figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]
         return [Figure(name=f"{name}-proved", title=TITLE, caption=aside)] if aside else []
     kinds = [PROVED[metric] for metric in PROVED if any(numbers_of[2] == PROVED[metric] for numbers_of in numbers)]
     caption = (
-        "Each mark is a lower bound proved with confidence 0.95 by one attack, the least of its seeds; the bar behind it "
-        "is the claim for the same relation of neighbours, and without a finite claim it has no end. Marks are filled "
-        "for pairs of members and non-members, and outlined for canaries. Beyond its bar, a mark would refute the claim "
-        "at that confidence. A bound near 0 proves no safety, because one training gives few trials.",
+        "Each mark is a lower bound proved with confidence 0.95 by one attack, the least of its seeds; the bar behind "
+        "it is the claim for the same relation of neighbours, and without a finite claim it has no end. Marks are "
+        "filled for pairs of members and non-members, and outlined for canaries. Beyond its bar, a mark would refute "
+        "the claim at that confidence. A bound near 0 proves no safety, because one training gives few trials.",
         *([f"Drawn are the first {MOST} of {len(bounds)}, in the order of the board."] if len(bounds) > MOST else []),
         *aside,
     )

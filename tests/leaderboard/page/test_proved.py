@@ -30,7 +30,7 @@ def drawn(*records):
 
 
 def lanes(figure):
-    """Words, end of the claim's bar, place of the mark, and the numbers in words of each lane; per cent of its track."""
+    """Words, end of the claim's bar and place of the mark (per cent of the track), numbers in words, of each lane."""
     lane = (
         r'<div class="lane( above)?" title="([^"]+)">.*?class="held( open)?" style="width:([\d.]+)%">.*?'
         r'class="at" style="left:([\d.]+)%">.*?class="said">(.*?)</span>'
