@@ -28,6 +28,9 @@ SHAPES = {
 }
 """Name of a marker -> SVG path between -1 and 1."""
 
+DASHES = ([1, 0], [10, 3], [5, 2], [12, 3, 3, 3])
+"""Patterns of lines, by the number of their marker."""
+
 COLOURS = 7
 """Number of distinct colours in the style sheet, `--c0` to `--c6`; every series has a marker too."""
 
@@ -67,12 +70,14 @@ class PlotLine:
         places: (x, y) from left to right.
         series: decides the colour.
         title: text for tooltips and screen readers.
-        bound: whether it is drawn dashed, as a bound and not a measurement.
+        label: short words beside the line; empty for none.
+        bound: whether it is drawn dotted and without marks, as a bound and not a measurement.
     """
 
     places: Sequence[tuple[float, float]]
     series: str
     title: str
+    label: str = ""
     bound: bool = False
 
 

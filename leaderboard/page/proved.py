@@ -53,7 +53,7 @@ def proved_figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]
         bounds.append(
             Lane(
                 label=row.label,
-                by=f"{cell.attack}, {PROVED[metric]}",
+                by=f"{cell.attack}, {PROVED[metric].partition(' ')[0]}",
                 proved=bound.value,
                 claimed=claimed,
                 colour=style[row.method][0],
