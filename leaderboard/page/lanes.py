@@ -73,13 +73,13 @@ def _lane(lane: Lane, high: float, end: float) -> Markup:
         " open" if infinite else "", 100 if infinite else end * lane.claimed / high
     )
     mark = Markup('<i class="at" style="left:{:.2f}%">{}</i>').format(end * lane.proved / high, key)
-    said = Markup('<span class="said"><b>≥ {:.2f}</b> of {}{}</span>').format(
+    numbers = Markup('<span class="said"><b>≥ {:.2f}</b> of {}{}</span>').format(
         lane.proved,
         "∞" if infinite else f"{lane.claimed:.2f}",
         Markup(" <strong>above its claim</strong>") if above else "",
     )
     return Markup('<div class="lane{}" title="{}">{}<span class="track" aria-hidden="true">{}{}</span>{}</div>').format(
-        " above" if above else "", lane.words, whom, bar, mark, said
+        " above" if above else "", lane.words, whom, bar, mark, numbers
     )
 
 

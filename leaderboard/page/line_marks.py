@@ -27,10 +27,10 @@ def marks_on(lines: Sequence[PlotLine], x: Axis, y: Axis, *, count: int) -> list
     for number, (line, (across, up)) in enumerate(zip(lines, shares, strict=True)):
         if not len(across):
             continue
-        others = [shares[other] for other in range(len(lines)) if other != number and len(shares[other][0])]
+        others = [pair for place, pair in enumerate(shares) if place != number and len(pair[0])]
         spread = across[0] + (across[-1] - across[0]) * (np.arange(count) + (number + 0.5) / len(lines)) / count
         for place in dict.fromkeys(int(np.abs(across - share).argmin()) for share in spread):
-            apart = min((abs(up[place] - np.interp(across[place], *other)) for other in others), default=1.0)
+            apart = min((abs(up[place] - np.interp(across[place], *pair)) for pair in others), default=1.0)
             at_x, at_y = x.at(across[place]), y.at(up[place])
             point = Point(x=at_x, y=at_y, series=line.series, label=line.label, title=line.title)
             marks.append((float(apart), point))

@@ -72,11 +72,11 @@ def _facet(shown: Sequence[Row], folder: Path, style: Style, name: str) -> Figur
         PlotLine(
             places=allowed,
             series="",
-            title=f"the most allowed, claimed ε {epsilon_words(of[0])}: {', '.join(row.label for row in of)}",
-            label=f"allowed, ε {epsilon_words(of[0], 1)}",
+            title=f"the most allowed, claimed ε {epsilon_words(bounded[0])}: {', '.join(row.label for row in bounded)}",
+            label=f"allowed, ε {epsilon_words(bounded[0], 1)}",
             bound=True,
         )
-        for allowed, of in bounds.items()
+        for allowed, bounded in bounds.items()
     ]
     specification = roc_plot(lines, style)
     if specification is None:
