@@ -56,18 +56,18 @@ def test_a_perfect_attack_is_a_line_at_the_top_from_one_false_positive_on(scored
 
 
 def figure_of(*records, folder):
-    """The plot of ROC curves of records of one budget, with its data."""
+    """Specification of the plot of ROC curves of records of one budget, and its data."""
     rows = rows_from(records)
     (figure,) = roc_figures(rows, folder, styles({row.method: row.defense.name for row in rows}), "s1")
     assert figure.specification is not None
-    return figure, figure.specification["datasets"]
+    return figure.specification, figure.specification["datasets"]
 
 
 def test_a_line_is_drawn_for_what_was_measured_and_one_for_what_is_allowed(scored, tmp_path):
-    figure, data = figure_of(scored(), folder=tmp_path)
+    specification, data = figure_of(scored(), folder=tmp_path)
     assert [line["bound"] for line in data["rows"]] == [False, True]
     assert "likelihood_ratio, seed 0" in data["rows"][0]["title"] and "the most allowed" in data["rows"][1]["title"]
-    svg = picture(figure.specification)
+    svg = picture(specification)
     assert svg.count('aria-roledescription="line mark"') == 2 and svg.count('stroke-dasharray="2,3"') == 1
     _, data = figure_of(scored(allowed=0), folder=tmp_path)
     assert len(data["rows"]) == 1
@@ -82,7 +82,7 @@ def test_one_line_stands_for_all_rows_to_which_claims_allow_the_same(scored, tmp
 
 def test_lines_are_told_apart_without_colour(scored, tmp_path):
     methods = ["dp_sgd", "dpdr", "gep", "pcdp"]
-    figure, data = figure_of(
+    specification, data = figure_of(
         *(scored(shift=3.0 - i / 2, defense=name) for i, name in enumerate(methods)), folder=tmp_path
     )
     measured_lines = [line for line in data["rows"] if not line["bound"]]
