@@ -35,7 +35,7 @@ endif
 
 .DELETE_ON_ERROR:
 .PHONY: help demo check test test-newest test-lowest test-peers test-shapes test-all test-gpu gpu-check ci lint types core default speed \
-  browser format clean
+  browser latex format clean
 # Where the environment forbids compiled modules, every process that a test starts would compile all of ours again.
 check test test-newest test-lowest test-peers test-shapes test-all test-gpu gpu-check browser ci: export PYTHONDONTWRITEBYTECODE :=
 
@@ -50,6 +50,7 @@ help:
 	@echo 'make test-newest, make test-lowest'
 	@echo '                the default tests on newer Pythons and the newest versions of all, and on the lowest that we admit'
 	@echo 'make test-all   every test but those of a GPU, at full counts'
+	@echo 'make latex      compiles exported tables by pdflatex; says why not where it is not installed'
 	@echo 'make test-gpu   the tests that need a CUDA device'
 	@echo "make browser    installs Debian's chromium and chromium-driver where they are missing, and tests the pages in it"
 	@echo 'make gpu-check  numbers, times and memory on a CUDA device, in six minutes at most'
@@ -109,6 +110,10 @@ test-newest test-lowest: $(VENV)/.made
 
 test-all: $(VENV)/.dev
 	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m 'not gpu' --hypothesis-profile=full
+
+# Also among the default tests, which name no reason for what they skip.
+latex: $(VENV)/.dev
+	$(BIN)/pytest -q -n 0 -rs tests/leaderboard/exports/test_formats.py -k latex
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/pytest -m gpu

@@ -65,16 +65,15 @@ def build(
 
     Exit 1 if the board's controls failed, a claim was refuted or, with --verify, numbers are wrong.
     """
-    from leakbench.leaderboard.board.table import Board
-    from leakbench.leaderboard.page.build import build as build_page
+    from leakbench.leaderboard.page.build import build_with_board
 
     faults: list[str] = []
-    page = build_page(results, results / "page" if out is None else out, _verifier(verify, faults))
+    page, board = build_with_board(results, results / "page" if out is None else out, _verifier(verify, faults))
     if as_json:
         print_json({"page": str(page)})
     else:
         print(f"page: {page}")
-    return _judged(Board.from_folder(results), faults)
+    return _judged(board, faults)
 
 
 def _judged(board: Any, faults: list[str]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from enum import StrEnum
 from functools import cache
 from importlib import resources
 from itertools import pairwise
@@ -91,18 +90,16 @@ def merge(
     return OK
 
 
-class _Document(StrEnum):
-    RECORD = "record"
-    MANIFEST = "manifest"
-
-
-def schema(
-    document: Annotated[_Document, typer.Argument(help="Kind of file.")] = _Document.RECORD,
-) -> int:
+def schema(document: Annotated[str, typer.Argument(help="Kind of file: record or manifest.")] = "record") -> int:
     """Prints the JSON Schema (draft 2020-12) of a record or of a manifest."""
     from leakbench.leaderboard.records.json_schema import manifest_schema, record_schema, to_json
 
-    print(to_json(record_schema() if document is _Document.RECORD else manifest_schema()), end="")
+    from ..catalog.messages import no_such
+
+    schemas = {"record": record_schema, "manifest": manifest_schema}
+    if document not in schemas:
+        raise ValueError(no_such("schema", document, schemas))
+    print(to_json(schemas[document]()), end="")
     return OK
 
 

@@ -8,7 +8,7 @@ has no value, never 0.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -36,12 +36,16 @@ class BoardCell:
         attack: label of the attack, with settings if attacks of the same name differ; None for utility.
         noise: variant of the release, if its kind has several: "none" is the release without its noise.
         records: seed -> its record with status "ok".
+        estimates: those computed already by `over_seeds`, which boards and pages ask for several times.
     """
 
     kind: str
     attack: str | None
     noise: str | None
     records: Mapping[int, Record]
+    estimates: dict[tuple[str, int, Half | None], "Estimate"] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +125,13 @@ def over_seeds(name: str, cell: BoardCell, *, looks: int = 1, half: Half | None 
     Returns:
         The estimate; its value is None, with a reason, if no record has a value.
     """
+    key = name, looks, half
+    if key not in cell.estimates:
+        cell.estimates[key] = _over_seeds(name, cell, looks, half)
+    return cell.estimates[key]
+
+
+def _over_seeds(name: str, cell: BoardCell, looks: int, half: Half | None) -> Estimate:
     metrics = {seed: record.metrics.get(name) for seed, record in sorted(cell.records.items())}
     if half is not None:
         metrics = {seed: None if metric is None else _on_half(metric, half) for seed, metric in metrics.items()}

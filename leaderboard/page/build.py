@@ -48,7 +48,7 @@ from .drawing import roc_axes
 from .figures import Figure, figures
 from .matrix import AttackMatrix, matrix
 from .picture_grid import PictureGrid, picture_grid
-from .plots import Style, bundle, picture, styles
+from .plots import Style, breakable, bundle, picture, styles
 from .proved import proved_figures
 from .reconstructions import Exhibit, PictureAllowance, Shot, exhibits, unmeasured_metrics
 from .roc import roc_figures
@@ -96,7 +96,23 @@ class Part:
 
 
 def build(results: str | os.PathLike[str], out: str | os.PathLike[str], verify: ScoreCheck | None = None) -> Path:
-    """Builds the page of a run.
+    """Builds the page of a run; see `build_with_board`.
+
+    Args:
+        results: output of the run.
+        out: folder of the page.
+        verify: compares a record's numbers with those recomputed from its scores; None to skip that.
+
+    Returns:
+        The path of the page.
+    """
+    return build_with_board(results, out, verify)[0]
+
+
+def build_with_board(
+    results: str | os.PathLike[str], out: str | os.PathLike[str], verify: ScoreCheck | None = None
+) -> tuple[Path, Board]:
+    """Builds the page of a run, and returns the board on it, for which the records need not be read again.
 
     Args:
         results: output of the run, with its records in `records/`, or that folder itself.
@@ -104,7 +120,7 @@ def build(results: str | os.PathLike[str], out: str | os.PathLike[str], verify: 
         verify: compares a record's numbers with those recomputed from its scores; None to skip that.
 
     Returns:
-        The path of the page.
+        The path of the page, and its board.
 
     Raises:
         RecordError: no records, a bad record, a bad file in `tuning/`, or a bad self-test.
@@ -120,7 +136,7 @@ def build(results: str | os.PathLike[str], out: str | os.PathLike[str], verify: 
     write_bytes(out / CSV, board.to_csv().encode())
     write_bytes(out / JSON, (json.dumps(board.to_dict(), indent=1, allow_nan=False) + "\n").encode())
     # Written last, so that an existing page has its files beside it.
-    return write_bytes(out / PAGE, text.encode())
+    return write_bytes(out / PAGE, text.encode()), board
 
 
 def render(
@@ -235,13 +251,8 @@ def _template_environment() -> Any:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"breakable": _breakable, "picture": picture}
+    environment.filters |= {"breakable": breakable, "picture": picture}
     return environment
-
-
-def _breakable(name: str) -> Markup:
-    """Name with optional line breaks after its underscores."""
-    return Markup("_<wbr>").join(name.split("_"))
 
 
 def _file(environment: Any, name: str) -> str:

@@ -242,7 +242,7 @@ def _roc(ran: Sequence[MembershipResult], scores: Mapping[str, ndarray], style: 
             raise RecordError(f"{SCORES} must have the scores of {attack.name}; run the audit again")
         fprs, tprs = rates(column.astype(float), scores["member"].astype(bool))
         places = list(zip(fprs.tolist(), tprs.tolist(), strict=True))
-        lines.append(PlotLine(places=places, series=attack.name, title=attack.name))
+        lines.append(PlotLine(places=places, series=attack.name, title=attack.name, label=attack.name))
     specification = roc_plot(lines, style)
     if specification is None:
         return None

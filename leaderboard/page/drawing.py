@@ -1,4 +1,4 @@
-"""Small still plots as SVG: a log-log ROC, a histogram of scores, and epsilons on equal scales.
+"""Small still plots as SVG: a log-log ROC, and a histogram of scores.
 
 The cells of a matrix have hundreds of plots, for which a Vega-Lite specification would be too large and too slow. Their
 axes are symbols that a page defines once (`roc_axes`); colours are classes of the style sheet.
@@ -6,13 +6,8 @@ axes are symbols that a page defines once (`roc_axes`); colours are classes of t
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from markupsafe import Markup
-
-from .axes import Axis
-from .labels import label_places, shifts_of
-from .plots import SHAPES, Point
 
 SIDE = 200
 """Side of a plot's square between its axes; pixels."""
@@ -105,95 +100,14 @@ def histogram(members: Sequence[int], non_members: Sequence[int], *, ends: tuple
     return _picture(content, words, "histogram", members=counts[0], non_members=counts[1])
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProvedMark:
-    """Proved lower bound on epsilon beside the claim; an infinite claim stands at the right edge.
-
-    Attributes:
-        point: place, words and series; filled unless hollow.
-        colour: number of its colour.
-        shape: of `SHAPES`.
-    """
-
-    point: Point
-    colour: int
-    shape: str
-
-
-def equal_scales(marks: Sequence[ProvedMark], *, x: Axis, y: Axis, words: str) -> Markup:
-    """Draws marks on axes of equal scale and length, with the diagonal, above which a claim is refuted.
-
-    Args:
-        marks: later ones on top.
-        x: horizontal axis; its strip for infinity, if it has one, lies beyond the square.
-        y: vertical axis of the same range.
-        words: content, for screen readers.
-    """
-    side = 2 * SIDE - 40
-    wide = side * (x.end - x.low) / (x.high - x.low)
-    left, top = 46, 10
-    ticks = _linear_ticks(x.high)
-    parts = [f'<path class="above" d="M{left},{top + side}L{left + side},{top}H{left}Z"/>']
-    for tick in ticks:
-        along = side * (tick - x.low) / (x.high - x.low)
-        parts.append(
-            f'<path class="rules" d="M{left + along:.1f},{top}v{side}M{left},{top + side - along:.1f}h{wide:.1f}"/>'
-        )
-        parts.append(
-            f'<text class="tick" x="{left + along:.1f}" y="{top + side + 16}" text-anchor="middle">{tick:g}</text>'
-        )
-        parts.append(
-            f'<text class="tick" x="{left - 7}" y="{top + side - along + 4:.1f}" text-anchor="end">{tick:g}</text>'
-        )
-    if x.infinity:
-        parts.append(f'<rect class="beyond" x="{left + side}" y="{top}" width="{wide - side:.1f}" height="{side}"/>')
-        middle = left + (side + wide) / 2
-        parts.append(f'<text class="tick" x="{middle:.1f}" y="{top + side + 16}" text-anchor="middle">∞</text>')
-    parts.append(f'<path class="equal" d="M{left},{top + side}L{left + side},{top}"/>')
-    parts.append(
-        f'<text class="tick" x="{left + 8}" y="{top + 16}" text-anchor="start">proved above claimed: refuted</text>'
-    )
-    parts.append(
-        f'<text class="tick" x="{left + wide / 2:.1f}" y="{top + side + 34}" text-anchor="middle">claimed ε</text>'
-    )
-    turned = f'transform="translate(12,{top + side / 2:.0f})rotate(-90)"'
-    parts.append(f'<text class="tick" {turned} text-anchor="middle">proved ε, at least</text>')
-    drawn = [Markup(part) for part in parts]  # noqa: S704 -- numbers and our own words
-    points = [mark.point for mark in marks]
-    shifts = shifts_of(points)
-    places = label_places(points, x, y, shifts, wide, side)
-    for mark, shift, place in zip(marks, shifts, places, strict=True):
-        middle, down = left + wide * x.share(mark.point.x), top + side * (1 - y.share(mark.point.y))
-        drawn.append(
-            Markup(
-                '<path class="mark c{}{}" role="img" aria-label="{}" transform="translate({:.1f},{:.1f})scale(6)" '
-                'd="{}"><title>{}</title></path>'
-            ).format(
-                mark.colour, " hollow" if mark.point.hollow else "", mark.point.title, middle + shift, down,
-                SHAPES[mark.shape], mark.point.title,
-            )
-        )  # fmt: skip
-        if place is not None:
-            dx, dy, align = place
-            anchor = {"left": "start", "right": "end", "center": "middle"}[align]
-            drawn.append(
-                Markup('<text class="label" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(
-                    middle + dx, down + dy + 4, anchor, mark.point.label
-                )
-            )
-    size = round(left + wide + 12), top + side + 42
-    return _picture(Markup("").join(drawn), words, "equal-scales", size=size)
-
-
 _WIDTH, _HEIGHT = _LEFT + SIDE + 24, _TOP + SIDE + _BELOW
 
 
-def _picture(content: str, words: str, kind: str, *, size: tuple[int, int] = (_WIDTH, _HEIGHT), **data: str) -> Markup:
-    width, height = size
+def _picture(content: str, words: str, kind: str, **data: str) -> Markup:
     attributes = Markup("").join(Markup(' data-{}="{}"').format(key.replace("_", "-"), data[key]) for key in data)
     return Markup(
         '<svg class="still {}" viewBox="0 0 {} {}" width="{}" height="{}" role="img" aria-label="{}"{}>{}</svg>'
-    ).format(kind, width, height, width, height, words, attributes, Markup(content))  # noqa: S704 -- drawn above
+    ).format(kind, _WIDTH, _HEIGHT, _WIDTH, _HEIGHT, words, attributes, Markup(content))  # noqa: S704 -- drawn above
 
 
 def _line(curve: RocCurve, decades: int) -> str:
@@ -219,10 +133,3 @@ def _steps(heights: Sequence[float]) -> str:
     for height in heights:
         path += f"V{_TOP + SIDE * (1 - height):.1f}h{wide:.2f}"
     return f"{path}V{_TOP + SIDE}"
-
-
-def _linear_ticks(high: float) -> list[float]:
-    """Round values from 0 to `high`, about five."""
-    step = 10.0 ** math.floor(math.log10(high))
-    step = next(size for size in (step / 5, step / 2, step, 2 * step) if high / size <= 6)
-    return [i * step for i in range(int(high / step + 1e-9) + 1)]

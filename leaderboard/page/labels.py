@@ -1,6 +1,8 @@
 """Placement of labels beside their marks, and horizontal shifts of marks that would cover one another."""
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from .axes import Axis
 from .plots import Point
@@ -14,6 +16,12 @@ _SIDES = (
     *((10, -36, "left"), (10, 37, "left"), (-10, -36, "right"), (-10, 37, "right")),
 )
 """Candidate places of a label, the nearest first."""
+
+_BESIDE = 8
+"""Number of the candidate places so near that a label among several lines is read as that of its own."""
+
+_Box = tuple[float, float, float, float]
+"""Left, upper, right and lower end, in pixels."""
 
 
 def shifts_of(points: Sequence[Point]) -> list[float]:
@@ -31,7 +39,7 @@ def label_places(
     points: Sequence[Point], x: Axis, y: Axis, shifts: Sequence[float], width: float, height: float
 ) -> list[LabelPlace | None]:
     """Places each label clear of marks, intervals and other labels; None where there is no such place."""
-    centres, occupied = [], []
+    centres, occupied = [], list[_Box]()
     for point, shift in zip(points, shifts, strict=True):
         across, down = width * x.share(point.x) + shift, height * (1 - y.share(point.y))
         low, high = (height * (1 - y.share(end)) for end in point.y_ends or (point.y, point.y))
@@ -41,15 +49,81 @@ def label_places(
         occupied.append((left, down - 1, right, down + 1))
     places: list[LabelPlace | None] = []
     for point, shift, (across, down) in zip(points, shifts, centres, strict=True):
-        places.append(None)
-        # 6.3 pixels: upper estimate of a letter's width, because the reader's font is unknown.
-        wide = 6.3 * len(point.label)
-        for dx, dy, align in _SIDES if point.label else ():
-            left = across + dx - wide * {"left": 0, "center": 0.5, "right": 1}[align]
-            box = (left, down + dy - 7, left + wide, down + dy + 7)
-            inside = box[0] >= 0 and box[2] <= width + 8 and box[1] >= 0 and box[3] <= height
-            if inside and not any(a < box[2] and box[0] < c and b < box[3] and box[1] < d for a, b, c, d in occupied):
-                occupied.append(box)
-                places[-1] = (round(dx + shift, 2), dy, align)
-                break
+        place = _free_place(point.label, across, down, occupied, width, height) if point.label else None
+        places.append(None if place is None else (round(place[0] + shift, 2), *place[1:]))
     return places
+
+
+def line_label_places(
+    candidates: Sequence[Point],
+    marks: Sequence[Point],
+    lines: Sequence[Sequence[tuple[float, float]]],
+    x: Axis,
+    y: Axis,
+    width: float,
+    height: float,
+) -> list[LabelPlace | None]:
+    """Places the label of each line beside one of its candidates, clear of marks, lines and other labels.
+
+    Args:
+        candidates: points of lines with the lines' labels, the best first.
+        marks: of the lines.
+        lines: places of each line, from left to right.
+        x: horizontal axis.
+        y: vertical axis.
+        width: of the drawing; pixels.
+        height: of the drawing; pixels.
+
+    Returns:
+        A place for the first candidate of each label that has one, None for all others.
+    """
+    occupied = [box for line in lines for box in _boxes(line, x, y, width, height)]
+    for mark in marks:
+        across, down = width * x.share(mark.x), height * (1 - y.share(mark.y))
+        occupied.append((across - 6, down - 6, across + 6, down + 6))
+    places: list[LabelPlace | None] = []
+    placed: set[tuple[str, str]] = set()
+    for point in candidates:
+        key = point.series, point.label
+        place = None
+        if point.label and key not in placed:
+            across, down = width * x.share(point.x), height * (1 - y.share(point.y))
+            place = _free_place(point.label, across, down, occupied, width, height, sides=_BESIDE)
+        if place is not None:
+            placed.add(key)
+        places.append(place)
+    return places
+
+
+def _free_place(
+    label: str,
+    across: float,
+    down: float,
+    occupied: list[_Box],
+    width: float,
+    height: float,
+    *,
+    sides: int = len(_SIDES),
+) -> LabelPlace | None:
+    """First of the candidate places that is inside of the drawing and free, which is then occupied."""
+    # 6.3 pixels: upper estimate of a letter's width, because the reader's font is unknown.
+    wide = 6.3 * len(label)
+    for dx, dy, align in _SIDES[:sides]:
+        left = across + dx - wide * {"left": 0, "center": 0.5, "right": 1}[align]
+        box = (left, down + dy - 7, left + wide, down + dy + 7)
+        inside = box[0] >= 0 and box[2] <= width + 8 and box[1] >= 0 and box[3] <= height
+        if inside and not any(a < box[2] and box[0] < c and b < box[3] and box[1] < d for a, b, c, d in occupied):
+            occupied.append(box)
+            return round(dx, 2), dy, align
+    return None
+
+
+def _boxes(line: Sequence[tuple[float, float]], x: Axis, y: Axis, width: float, height: float) -> list[_Box]:
+    """Boxes that cover a line, of at most 8 pixels across each."""
+    corners = [(width * x.share(a), height * (1 - y.share(b))) for a, b in line]
+    boxes = []
+    for (left, first), (right, last) in pairwise(corners):
+        pieces = max(1, math.ceil(max(abs(right - left), abs(last - first)) / 8))
+        ends = [(left + (right - left) * i / pieces, first + (last - first) * i / pieces) for i in range(pieces + 1)]
+        boxes += [(a, min(b, d) - 1, c, max(b, d) + 1) for (a, b), (c, d) in pairwise(ends)]
+    return boxes

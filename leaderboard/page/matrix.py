@@ -22,7 +22,7 @@ from ..records.labels import differences, key_of, word
 from ..records.record import Record, RecordError
 from .drawing import RocCurve, decades_below, histogram, roc
 from .plots import Style, marker
-from .roc import allowed_by_claim, scores_of, thinned_rates
+from .roc import allowed_by_claim, rates, scores_of
 from .tables import Value, value
 
 AUC, TPR = METRICS["auc"], METRICS["tpr_at_1pct_fpr"]
@@ -228,7 +228,7 @@ def _plots(cell: BoardCell, folder: Path, words: str) -> _Plots:
     for seed, record in list(cell.records.items())[:SEEDS]:
         try:
             values, members = scores_of(record, folder)
-            fprs, tprs = thinned_rates(values, members, points=POINTS, kept=KEPT)
+            fprs, tprs = rates(values, members, points=POINTS, kept=KEPT)
         except RecordError as error:
             remarks.append(f"Seed {seed} is not drawn: {error}.")
             continue

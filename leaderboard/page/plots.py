@@ -28,6 +28,9 @@ SHAPES = {
 }
 """Name of a marker -> SVG path between -1 and 1."""
 
+DASHES = ([1, 0], [10, 3], [5, 2], [12, 3, 3, 3])
+"""Patterns of lines, by the number of their marker."""
+
 COLOURS = 7
 """Number of distinct colours in the style sheet, `--c0` to `--c6`; every series has a marker too."""
 
@@ -67,12 +70,14 @@ class PlotLine:
         places: (x, y) from left to right.
         series: decides the colour.
         title: text for tooltips and screen readers.
-        bound: whether it is drawn dashed, as a bound and not a measurement.
+        label: short words beside the line; empty for none.
+        bound: whether it is drawn dotted and without marks, as a bound and not a measurement.
     """
 
     places: Sequence[tuple[float, float]]
     series: str
     title: str
+    label: str = ""
     bound: bool = False
 
 
@@ -130,6 +135,11 @@ def marker(colour: int, shape: str, *, hollow: bool = False) -> Markup:
         '<svg class="key c{}" viewBox="-1.3 -1.3 2.6 2.6" width="14" height="14" aria-hidden="true">'
         '<path class="mark{}" d="{}"/></svg>'
     ).format(colour, " hollow" if hollow else "", SHAPES[shape])
+
+
+def breakable(name: str) -> Markup:
+    """Name with optional line breaks after its underscores."""
+    return Markup("_<wbr>").join(name.split("_"))
 
 
 def picture(specification: Mapping[str, Any]) -> Markup:

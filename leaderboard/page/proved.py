@@ -1,7 +1,7 @@
-"""Plot of proved lower bounds on epsilon against the claim that they may refute, on axes of equal scale.
+"""Plot of proved lower bounds on epsilon against the claim that they may refute, on one scale.
 
 A bound has its own relation of neighbours, so it stands against the claim for that relation, which is in its detail.
-Bounds of several attacks are separate marks, because their error probabilities add up.
+Bounds of several attacks are separate lanes, because their error probabilities add up.
 """
 
 import math
@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from ..board.aggregate import BoardCell
 from ..board.proved_bound import PROVED, attack_bounds
 from ..board.rows import Row
-from .axes import Axis
-from .drawing import ProvedMark, equal_scales
 from .figures import Figure
-from .plots import Point, Style
+from .lanes import Lane, lanes
+from .plots import Style
 
-LABELLED = 12
-"""Largest number of marks that have labels."""
+MOST = 40
+"""Largest number of lanes; the table below has all bounds."""
 
-TITLE = "Proved against claimed ε, on equal scales"
+TITLE = "Proved against claimed ε, on one scale"
 
 
 def proved_figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]:
@@ -30,11 +29,10 @@ def proved_figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]
         style: method -> (colour, marker).
         name: unique on the page; a prefix of the plot's name.
     """
-    marks: list[ProvedMark] = []
+    bounds: list[Lane] = []
     numbers: list[tuple[str, ...]] = []
     missing: Counter[tuple[str, str]] = Counter()
-    bounds = [(row, proved) for row in rows for proved in attack_bounds(row)]
-    for row, proved in bounds:
+    for row, proved in ((row, proved) for row in rows for proved in attack_bounds(row)):
         cell, metric, bound = proved.cell, proved.metric, proved.estimate
         if bound.value is None:
             missing[cell.attack or "", bound.reason or ""] += 1
@@ -45,15 +43,18 @@ def proved_figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]
             claim_words += f" for {relation.replace('_', ' ')}"
         count = _count(cell, metric)
         title = f"{row.label}: ε at least {bound.value:.2f} by {cell.attack}, from {PROVED[metric]} ({count})"
-        point = Point(
-            x=claimed,
-            y=bound.value,
-            series=row.method,
-            label=row.method if len(row.method) <= 24 else row.defense.name,
-            title=f"{title}; {claim_words}",
-            hollow=metric == "canary_epsilon",
+        bounds.append(
+            Lane(
+                label=row.label,
+                by=f"{cell.attack}, {PROVED[metric].partition(' ')[0]}",
+                proved=bound.value,
+                claimed=claimed,
+                colour=style[row.method][0],
+                shape=style[row.method][1],
+                hollow=metric == "canary_epsilon",
+                words=f"{title}; {claim_words}",
+            )
         )
-        marks.append(ProvedMark(point=point, colour=style[row.method][0], shape=style[row.method][1]))
         numbers.append(
             (row.label, cell.attack or "", PROVED[metric], "∞" if math.isinf(claimed) else f"{claimed:.2f}", relation,
              f"{bound.value:.2f}", count)
@@ -61,30 +62,23 @@ def proved_figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]
     aside = tuple(
         f"Not shown: {attack} on {count} row{'s' * (count > 1)}, {why}." for (attack, why), count in missing.items()
     )
-    if not marks:
+    if not bounds:
         return [Figure(name=f"{name}-proved", title=TITLE, caption=aside)] if aside else []
-    if len(marks) > LABELLED:
-        marks = [ProvedMark(point=_bare(mark.point), colour=mark.colour, shape=mark.shape) for mark in marks]
     kinds = [PROVED[metric] for metric in PROVED if any(numbers_of[2] == PROVED[metric] for numbers_of in numbers)]
     caption = (
-        "Each mark is a lower bound proved with confidence 0.95 by one attack, the least of its seeds, against the "
-        "claim for the same relation of neighbours. Marks are filled for pairs of members and non-members, and "
-        "outlined for canaries. Above the diagonal a claim would be refuted at that confidence. A bound near 0 proves "
-        "no safety, because one training gives few trials. Without a finite claim a mark stands at the right edge. "
-        "Methods at the same place are set side by side.",
+        "Each mark is a lower bound proved with confidence 0.95 by one attack, the least of its seeds; the bar behind "
+        "it is the claim for the same relation of neighbours, and without a finite claim it has no end. Marks are "
+        "filled for pairs of members and non-members, and outlined for canaries. Beyond its bar, a mark would refute "
+        "the claim at that confidence. A bound near 0 proves no safety, because one training gives few trials.",
+        *([f"Drawn are the first {MOST} of {len(bounds)}, in the order of the board."] if len(bounds) > MOST else []),
         *aside,
     )
-    high = 1.06 * max(0.5, *(value for mark in marks for value in (mark.point.x, mark.point.y) if math.isfinite(value)))
-    infinite = any(math.isinf(mark.point.x) for mark in marks)
-    x, y = Axis(title="claimed ε", low=0.0, high=high, infinity=infinite), Axis(title="proved ε", low=0.0, high=high)
-    words = f"{TITLE}: {len(marks)} bounds from {' and '.join(kinds)}"
     headers = ("defense", "attack", "from", "claimed ε", "relation", "proved ε, at least", "n")
-    drawing = equal_scales(marks, x=x, y=y, words=words)
     return [
         Figure(
             name=f"{name}-proved",
             title=TITLE,
-            drawing=drawing,
+            drawing=lanes(bounds[:MOST], words=f"{TITLE}: {len(bounds)} bounds from {' and '.join(kinds)}"),
             caption=caption,
             headers=headers,
             numbers=tuple(numbers),
@@ -96,7 +90,3 @@ def _count(cell: BoardCell, metric: str) -> str:
     sizes = sorted({record.metrics[metric].n or 0 for record in cell.records.values() if metric in record.metrics})
     span = "-".join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
     return f"{len(cell.records)} seed{'' if len(cell.records) == 1 else 's'} of {span}"
-
-
-def _bare(point: Point) -> Point:
-    return Point(x=point.x, y=point.y, series=point.series, title=point.title, hollow=point.hollow)

@@ -59,7 +59,7 @@ class PictureStrip:
 
     Attributes:
         attack: its label.
-        headers: titles of the metrics, the main one first.
+        headers: metric -> title, the main one first.
         lines: variant -> metric -> cell, means over seeds with intervals.
         floor: main metric of a guess without the update; None if it has no floor.
         floor_of: source of that guess.
@@ -73,7 +73,7 @@ class PictureStrip:
     """
 
     attack: str
-    headers: tuple[str, ...]
+    headers: dict[str, str]
     lines: dict[str, dict[str, Value]] = field(default_factory=dict)
     floor: Value | None = None
     floor_of: str = ""
@@ -189,7 +189,7 @@ def _strip(
     measured: set[str],
 ) -> PictureStrip:
     shown = [metric for metric in _pictured(kind) if metric.name in measured or metric.name == kind.main]
-    strip = PictureStrip(attack=attack, headers=tuple(metric.title for metric in shown))
+    strip = PictureStrip(attack=attack, headers={metric.name: metric.title for metric in shown})
     if floor := METRICS[kind.main].floor:
         # Any variant will do: the floor depends on the images, not on the release.
         cell = next(iter(cells.values()))

@@ -24,6 +24,9 @@ from .axes import Axis
 from .figures import Figure, epsilon_words, facet_of, facets
 from .plots import PlotLine, Style
 
+LETTERS = 28
+"""Longest label of a line; the legend has the full names."""
+
 MOST = 8
 """Largest number of rows in a drawing; more lines cannot be distinguished."""
 
@@ -50,6 +53,7 @@ def roc_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> l
 def _facet(shown: Sequence[Row], folder: Path, style: Style, name: str) -> Figure | None:
     with_cell = [(row, cell) for row in shown if (cell := _leading(row)) is not None]
     lines: list[PlotLine] = []
+    bounds: dict[tuple[tuple[float, float], ...], list[Row]] = {}
     left_out: list[str] = []
     for row, cell in with_cell[:MOST]:
         record = next(iter(cell.records.values()))
@@ -60,20 +64,29 @@ def _facet(shown: Sequence[Row], folder: Path, style: Style, name: str) -> Figur
             continue
         row_title = f"{row.label}: {cell.attack}, seed {record.seed}, claimed ε {epsilon_words(row)}"
         places = list(zip(fprs.tolist(), tprs.tolist(), strict=True))
-        lines.append(PlotLine(places=places, series=row.method, title=f"{row_title}, measured"))
-        if allowed := allowed_by_claim(record):
-            lines.append(
-                PlotLine(places=allowed, series=row.method, title=f"{row_title}, the most allowed", bound=True)
-            )
+        label = row.method if len(row.method) <= LETTERS else row.defense.name
+        lines.append(PlotLine(places=places, series=row.method, title=f"{row_title}, measured", label=label))
+        if allowed := tuple(allowed_by_claim(record)):
+            bounds.setdefault(allowed, []).append(row)
+    lines += [
+        PlotLine(
+            places=allowed,
+            series="",
+            title=f"the most allowed, claimed ε {epsilon_words(bounded[0])}: {', '.join(row.label for row in bounded)}",
+            label=f"allowed, ε {epsilon_words(bounded[0], 1)}",
+            bound=True,
+        )
+        for allowed, bounded in bounds.items()
+    ]
     specification = roc_plot(lines, style)
     if specification is None:
         return None
     if len(with_cell) > MOST:
-        left_out.append(f"Not shown: {len(with_cell) - MOST} more rows, for want of colours.")
+        left_out.append(f"Not shown: {len(with_cell) - MOST} more rows, for want of markers.")
     title = "ROC curves against what claims allow"
     caption = (
-        "Lines are measured, of the strongest attack on each row with its first seed, from one false alarm on; dots in "
-        "the same colour are the most that the claim allows any test, and none are drawn where it allows everything. "
+        "Lines are measured, of the strongest attack on each row with its first seed, from one false alarm on; marks "
+        "tell them apart. Dots are the most that a claim allows any test; none are drawn where it allows everything. "
         "The dashed line is chance. Few members and non-members lie at the left end, so a line may cross its dots "
         "there by chance, and that of an attack that is told everybody else's contribution anywhere: scores of one run "
         "share its noise.",
@@ -101,7 +114,7 @@ def roc_plot(lines: Sequence[PlotLine], style: Style) -> dict[str, Any] | None:
 
 
 def measured(record: Record, folder: Path) -> tuple[ndarray, ndarray]:
-    """False and true positive rates of a record's scores, from one false positive on; ties share a threshold.
+    """False and true positive rates of a record's scores, see `rates`.
 
     Raises:
         RecordError: there are no scores, or they lack members or non-members.
@@ -125,26 +138,13 @@ def scores_of(record: Record, folder: Path) -> tuple[ndarray, ndarray]:
     return scores, members.astype(bool)
 
 
-def rates(scores: ndarray, members: ndarray) -> tuple[ndarray, ndarray]:
-    """False and true positive rates of scores, from one false positive on; ties share a threshold.
-
-    Args:
-        scores: [n], larger for members.
-        members: bool [n].
-
-    Raises:
-        RecordError: members or non-members are missing, or a score is NaN.
-    """
-    inside, outside = _groups(scores, members)
-    fprs, tprs = _curve(inside, outside, np.unique(np.geomspace(1, len(outside), _POINTS).round().astype(int)))
-    shown = fprs > 0
-    return fprs[shown], tprs[shown]
-
-
-def thinned_rates(scores: ndarray, members: ndarray, *, points: int, kept: Sequence[float]) -> tuple[ndarray, ndarray]:
+def rates(
+    scores: ndarray, members: ndarray, *, points: int = _POINTS, kept: Sequence[float] = ()
+) -> tuple[ndarray, ndarray]:
     """False positive rates from one false positive on, and the true positive rate with at most that many.
 
-    Rates are thinned evenly on a logarithmic axis, which keeps every number of false positives at the left end.
+    Ties share a threshold. Rates are thinned evenly on a logarithmic axis, which keeps every number of false positives
+    at the left end.
 
     Args:
         scores: [n], larger for members.
@@ -159,8 +159,10 @@ def thinned_rates(scores: ndarray, members: ndarray, *, points: int, kept: Seque
     spread = np.geomspace(1, len(outside), points).round().astype(int)
     counts = [math.floor(fpr * len(outside) + 1e-9) for fpr in kept]
     alarms = np.unique([*spread, *filter(None, counts)])
+    # Scores above the first surplus non-member: the most true positives at that many false positives.
+    tprs = 1 - np.searchsorted(inside, outside[::-1][alarms[:-1]], side="right") / len(inside)
     # Not the false positives that occur: without any, as of a perfect attack, a logarithmic axis has no place for them.
-    return alarms / len(outside), _curve(inside, outside, alarms)[1]
+    return alarms / len(outside), np.append(tprs, 1.0)
 
 
 def _groups(scores: ndarray, members: ndarray) -> tuple[ndarray, ndarray]:
@@ -169,17 +171,6 @@ def _groups(scores: ndarray, members: ndarray) -> tuple[ndarray, ndarray]:
     if not len(inside) or not len(outside) or np.isnan(scores).any():
         raise RecordError("its scores are not of members and non-members")
     return inside, outside
-
-
-def _curve(inside: ndarray, outside: ndarray, alarms: ndarray) -> tuple[ndarray, ndarray]:
-    """Rates of the tests with at most these ascending numbers of false positives, of which the last is all."""
-    # Scores above the first surplus non-member: the most true positives at that many false positives. The last flags
-    # all.
-    thresholds = np.append(outside[::-1][alarms[:-1]], -np.inf)
-    fprs = 1 - np.searchsorted(outside, thresholds, side="right") / len(outside)
-    tprs = 1 - np.searchsorted(inside, thresholds, side="right") / len(inside)
-    fprs[-1] = tprs[-1] = 1.0  # includes scores of -inf
-    return fprs, tprs
 
 
 def _leading(row: Row) -> BoardCell | None:

@@ -10,8 +10,9 @@ from typing import Any
 import altair as alt
 
 from .axes import Axis
-from .labels import label_places, shifts_of
-from .plots import SHAPES, Band, Level, PlotLine, Point, Style
+from .labels import label_places, line_label_places, shifts_of
+from .line_marks import marks_on
+from .plots import DASHES, SHAPES, Band, Level, PlotLine, Point, Style
 
 WIDTH, HEIGHT = 620, 340
 """Width of a still picture, with its axes, and height of all plots, without them; pixels."""
@@ -39,8 +40,8 @@ THEME: dict[str, Any] = {
     "text": {"color": _SOFT, "fontSize": 11.5},
 }  # fmt: skip
 
-_ROWS, _BANDED = "rows", "bands"
-"""Names of a plot's data in its specification: of its marks, or of its lines with bands."""
+_ROWS, _BANDED, _MARKS = "rows", "bands", "marks"
+"""Names of a plot's data: of its marks or lines, of its lines with bands, of the marks on its lines."""
 
 _WIDE, _NARROW = 540, 290
 """Widths, in pixels between the axes, for which labels are placed."""
@@ -107,10 +108,7 @@ def scatter(
         )
         .add_params(picked)
         .properties(name="marks"),
-        marks.transform_filter(f"{_PLACE} != null").mark_text(
-            text={"expr": "datum.label"}, color=_INK, aria=False, align={"expr": f"{_PLACE}[2]"},
-            xOffset={"expr": f"{_PLACE}[0]"}, yOffset={"expr": f"{_PLACE}[1]"},
-        ).encode(opacity=_opacity(1)),
+        _labels(marks),
     ]  # fmt: skip
     shifts = shifts_of(points) if dodge else [0.0] * len(points)
     places = zip(*(label_places(points, x, y, shifts, width, HEIGHT) for width in (_WIDE, _NARROW)), strict=True)
@@ -131,33 +129,76 @@ def curves(lines: Sequence[PlotLine], *, x: Axis, y: Axis, style: Style) -> dict
         y: vertical axis.
         style: series -> (colour, marker), see `styles`.
     """
-    series = list(dict.fromkeys(line.series for line in lines))
+    measured = [line for line in lines if not line.bound]
+    ends = [(value, value) for value in (max(x.low, y.low), min(x.high, y.high))]
+    middle = [(at, at) for at in map(x.at, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)) if ends[0][0] < at < ends[1][0]]
+    chance = PlotLine(places=[ends[0], *middle, ends[1]], series="", title="", label="chance", bound=True)
+    series = list(dict.fromkeys(line.series for line in measured))
     picked = alt.selection_point(name="picked", fields=["series"], bind="legend")
-    ends = [{"x": value, "y": value} for value in (max(x.low, y.low), min(x.high, y.high))]
-    chance = alt.Chart(alt.Data(values=ends)).mark_line(color=_SOFT, strokeWidth=1.2, strokeDash=[5, 4], aria=False)
-    measured = (
+    colours = {name: f"var(--c{style[name][0]})" for name in series}
+    dashes = {name: list(SHAPES).index(style[name][1]) % len(DASHES) for name in series}
+    colour: dict[str, Any] = {"field": "colour", "type": "nominal", "scale": None}
+    channels = {"x": _channel(alt.X, "x", x), "y": _channel(alt.Y, "y", y)}
+    tooltip = {"tooltip": alt.Tooltip("title:N"), "description": alt.Description("title:N")}
+    marks = alt.Chart(alt.NamedData(_MARKS)).encode(**channels)
+    dashed = [{"test": f"datum.dash === {number}", "value": pattern} for number, pattern in enumerate(DASHES)]
+    layers = [
+        alt.Chart(alt.Data(values=[{"x": a, "y": b} for a, b in ends]))
+        .mark_line(color=_SOFT, strokeWidth=1.2, strokeDash=[5, 4], aria=False)
+        .encode(**channels),
         alt.Chart(alt.NamedData(_ROWS))
         .transform_flatten(["x", "y"])
         .mark_line(strokeWidth=1.8)
         .encode(
-            stroke=_by_series(alt.Stroke, {name: f"var(--c{style[name][0]})" for name in series}),
-            strokeDash=_dashes("datum.bound"),
-            opacity=_opacity(0.85),
-            detail=alt.Detail("path:N"),
-            tooltip=alt.Tooltip("title:N"),
-            description=alt.Description("title:N"),
+            **channels, **tooltip, stroke=alt.Stroke(**colour), detail=alt.Detail("path:N"),
+            strokeDash=alt.StrokeDashValue([2, 3], condition=dashed), opacity=_opacity(0.85, always="datum.bound"),
+        ),
+        marks.transform_filter("datum.drawn")
+        .mark_point(size=75, aria=False, strokeWidth=0.8)
+        .encode(
+            fill=_by_series(alt.Fill, colours),
+            stroke=alt.StrokeValue(_EDGE),
+            shape=_by_series(alt.Shape, {name: SHAPES[style[name][1]] for name in series}),
+            opacity=_opacity(1),
+            tooltip=tooltip["tooltip"],
         )
         .add_params(picked)
-        .properties(name="marks")
+        .properties(name="marks"),
+        _labels(marks, always="!datum.series"),
+    ]  # fmt: skip
+    points = marks_on(measured, x, y, count=4)
+    # Bounds and chance first, because they are not in the legend.
+    candidates = sorted(marks_on([*lines, chance], x, y, count=24), key=lambda point: point.series in colours)
+    drawn = [line.places for line in (*lines, chance)]
+    places = zip(
+        *(line_label_places(candidates, points, drawn, x, y, width, HEIGHT) for width in (_WIDE, _NARROW)), strict=True
     )
-    channels = {"x": _channel(alt.X, "x", x), "y": _channel(alt.Y, "y", y)}
+    labelled = [(point, list(pair)) for point, pair in zip(candidates, places, strict=True) if any(pair)]
+    marked = [
+        _row(point, x, y) | {"places": pair, "drawn": not any(pair), "colour": colours.get(point.series, _INK)}
+        for point, pair in [*((point, [None, None]) for point in points), *labelled]
+    ]
     rows = []
     for number, line in enumerate(lines):
         # Points below an axis are cut, not drawn along its edge.
         inside = [(a, b) for a, b in line.places if a >= x.low and b >= y.low]
         sides = {"x": [_rounded(a) for a, _ in inside], "y": [_rounded(b) for _, b in inside]}
-        rows.append({**sides, "path": number, "series": line.series, "title": line.title, "bound": line.bound})
-    return _specification([chance.encode(**channels), measured.encode(**channels)], rows)
+        words = {"path": number, "series": line.series, "title": line.title, "bound": line.bound}
+        looks = (
+            {"colour": _INK, "dash": -1}
+            if line.bound
+            else {"colour": colours[line.series], "dash": dashes[line.series]}
+        )
+        rows.append(sides | words | looks)
+    return _specification(layers, rows, **{_MARKS: marked})
+
+
+def _labels(marks: Any, *, always: str = "") -> Any:
+    """Layer of the labels beside marks, where they have a place."""
+    return marks.transform_filter(f"{_PLACE} != null").mark_text(
+        text={"expr": "datum.label"}, color=_INK, aria=False, align={"expr": f"{_PLACE}[2]"},
+        xOffset={"expr": f"{_PLACE}[0]"}, yOffset={"expr": f"{_PLACE}[1]"},
+    ).encode(opacity=_opacity(1, always=always))  # fmt: skip
 
 
 def _specification(layers: Sequence[Any], rows: Sequence[Mapping[str, Any]], **further: Any) -> dict[str, Any]:
@@ -187,9 +228,10 @@ def _by_series(channel: Any, values: Mapping[str, str], **more: Any) -> Any:
     return channel("series", type="nominal", scale=scale, legend=alt.Legend(columns=columns), **more)
 
 
-def _opacity(value: float) -> Any:
-    """Opacity of a mark; marks of series that are not picked in the legend are faint."""
-    return alt.OpacityValue(0.08, condition={"param": "picked", "value": value})
+def _opacity(value: float, *, always: str = "") -> Any:
+    """Opacity of a mark; marks of series that are not picked in the legend are faint, unless `always` holds."""
+    test = {"test": {"or": [{"param": "picked"}, always]}} if always else {"param": "picked"}
+    return alt.OpacityValue(0.08, condition={**test, "value": value})
 
 
 def _dashes(test: str) -> Any:

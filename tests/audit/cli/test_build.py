@@ -5,6 +5,8 @@ import json
 import pytest
 
 from leakbench.audit.cli import app as cli
+from leakbench.leaderboard.board import table
+from leakbench.leaderboard.page import build as page_build
 from leakbench.leaderboard.records.record import MethodUsed, Metric, Provenance, Record, RecordedClaim, write
 from leakbench.leaderboard.records.task import TrainingTask
 
@@ -51,6 +53,14 @@ def test_without_out_the_page_lies_among_the_results(command, results):
 def test_with_json_there_is_one_document(command, results):
     code, out, err = command("results", "--out", "out", "--json")
     assert (code, json.loads(out), err) == (0, {"page": "out/index.html"}, "")
+
+
+def test_records_are_read_once(command, results, monkeypatch):
+    read = []
+    reader = page_build.read_folder
+    for module in (page_build, table):
+        monkeypatch.setattr(module, "read_folder", lambda *given: read.append(given) or reader(*given))
+    assert command("results")[0] == 0 and len(read) == 1
 
 
 def test_the_page_made_twice_is_the_same(command, results, tmp_path):

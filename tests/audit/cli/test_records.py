@@ -161,4 +161,13 @@ def test_schemas_are_printed_and_accept_the_files_of_a_run(command, results):
         for path in results.rglob(pattern):
             Draft202012Validator(json.loads(out)).validate(json.loads(path.read_text()))
     assert command("leaderboard", "schema")[1] == command("leaderboard", "schema", "record")[1]
-    assert command("leaderboard", "schema", "board")[0] == 2
+
+
+def test_a_schema_of_another_name_is_refused_with_the_nearest(command):
+    assert command("leaderboard", "schema", "recrod")[::2] == (
+        2,
+        "error: no schema named 'recrod'; did you mean 'record'?\n",
+    )
+    assert (
+        command("leaderboard", "schema", "board")[2] == "error: no schema named 'board'; there are record, manifest\n"
+    )

@@ -28,6 +28,14 @@ def ends(estimate):
     return estimate.low, estimate.high
 
 
+def test_an_estimate_is_computed_once_for_each_width(cell):
+    made = cell(0.6, 0.7, 0.8)
+    assert over_seeds("auc", made) is over_seeds("auc", made, looks=1)
+    wide = over_seeds("auc", made, looks=4)
+    assert wide is over_seeds("auc", made, looks=4) and ends(wide)[1] > ends(over_seeds("auc", made))[1]
+    assert cell(0.6, 0.7, 0.8) == cell(0.6, 0.7, 0.8)
+
+
 def test_the_interval_over_seeds_is_students(cell):
     found = over_seeds("auc", cell(0.6, 0.7, 0.8))
     # t(0.975, 2) = 4.3027, s = 0.1, n = 3

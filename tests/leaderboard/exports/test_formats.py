@@ -7,19 +7,21 @@ import math
 import re
 import shutil
 import subprocess
+from functools import cache
 
 import pytest
 
 from leakbench.leaderboard.board.identity import board_version, row_id
 from leakbench.leaderboard.board.table import Board
 from leakbench.leaderboard.exports.formats import FORMATS, printable, write
+from leakbench.leaderboard.exports.latex import LINES
 from leakbench.leaderboard.exports.publication import Publication
 from leakbench.leaderboard.exports.safe_text import in_one_line, portable
 from leakbench.leaderboard.metrics import columns
 from leakbench.leaderboard.records.validation import RecordError
 
 from ...parameters import subtests
-from ..conftest import record
+from ..conftest import complete, metric, record
 from .conftest import HOSTILE, PUBLICATION, board, lines, numbers
 
 NEEDS_YAML = ("eval_results", "model_index", "private_ml")
@@ -92,23 +94,88 @@ def test_latex_has_booktabs_two_lines_of_notes_and_the_numbers_of_the_board():
                 assert f"{row.estimates[key].value:.2f}" in printed
 
 
-@pytest.mark.skipif(
+NEEDS_LATEX = pytest.mark.skipif(
     shutil.which("pdflatex") is None, reason="pdflatex is not installed (Debian: texlive-latex-recommended)"
 )
-def test_latex_compiles_and_shows_hostile_names_as_text(tmp_path):
-    write(files("latex"), tmp_path)
-    document = r"\documentclass{article}\usepackage{booktabs}\begin{document}\input{board.tex}\end{document}"
-    (tmp_path / "paper.tex").write_text(document)
+
+
+def compiled(exported, folder):
+    """Log and text of a document of 17 cm with an export, by pdflatex and pdftotext; empty text without the latter."""
+    write(exported, folder)
+    packages = r"\usepackage[textwidth=17cm]{geometry}\usepackage{booktabs}"
+    document = rf"\documentclass{{article}}{packages}\begin{{document}}\input{{board.tex}}\end{{document}}"
+    (folder / "paper.tex").write_text(document)
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "paper.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, errors="replace")
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, errors="replace")
     assert done.returncode == 0, done.stdout[-1500:]
+    if not shutil.which("pdftotext"):
+        return done.stdout, ""
+    subprocess.run(["pdftotext", "-layout", "paper.pdf"], cwd=folder, check=True)  # noqa: S607
+    return done.stdout, (folder / "paper.txt").read_text(errors="replace")
+
+
+@NEEDS_LATEX
+def test_latex_compiles_and_shows_hostile_names_as_text(tmp_path):
+    log, text = compiled(files("latex"), tmp_path)
     assert (tmp_path / "paper.pdf").stat().st_size > 10_000
-    if shutil.which("pdftotext"):
-        subprocess.run(["pdftotext", "-layout", "paper.pdf"], cwd=tmp_path, check=True)  # noqa: S607
+    assert not re.findall(r"(?:Overfull|Underfull|Warning).*", log)
+    for words in ("random_sparsification", "[click](javascript", "U+65E5", "<script>alert(1)") if text else ():
         # The font draws an underscore as a rule, which is no character.
-        shown = re.sub(r"[\s_]", "", (tmp_path / "paper.txt").read_text(errors="replace"))
-        for words in ("sparsification", "[click](javascript:alert(1))", "U+65E5", "<script>alert(1)</script>"):
-            assert words in shown
+        assert words.replace("_", "") in re.sub(r"[\s_]", "", text)
+
+
+@cache
+def many():
+    """A board of 60 rows with long names, their settings and flags, all with numbers of their own."""
+    made = []
+    for i in range(60):
+        fields = {
+            "defense": f"a_method_with_a_long_name_{i}_" + "withoutaplacetobreakat" * 2,
+            "defense_settings": {"clip_norm": 1.0 + i, "learning_rate_of_the_second_half": 0.001},
+            "flags": ("public_in_distribution", "noise_matched"),
+        }
+        accuracy = metric(0.2 + i / 100, 0.011, better="higher")
+        made.append(record("utility", **fields, metrics={"accuracy": accuracy}))
+        attack = {"attack": "an_attack_with_a_long_name_too", "metrics": {"auc": metric(0.5 + i / 200, 0.02)}}
+        made.append(record(**fields, **attack))
+        for kind in ("reconstruction", "canaries"):
+            numbers = {"canary_epsilon": metric(i / 50)} if kind == "canaries" else None
+            made.append(record(kind, **fields, **({"metrics": numbers} if numbers else {})))
+    return Board.from_records(tuple(made), complete(*made))
+
+
+@NEEDS_LATEX
+def test_latex_of_many_rows_breaks_across_pages_and_is_no_wider_than_it_says(tmp_path):
+    exported = FORMATS["latex"](many(), PUBLICATION)
+    log, text = compiled(exported, tmp_path)
+    assert not re.findall(r"(?:Overfull|Underfull|Warning).*", log)
+    pages = re.search(r"Output written on paper.pdf \((\d+) pages", log)
+    assert pages is not None and int(pages[1]) > 4
+    assert b"continued" in exported["board.tex"]
+    if text:
+        shown = re.findall(r"\d\.\d\d\b", text)
+        for row in many().rows:
+            accuracy = row.estimates["accuracy"]
+            for value in (accuracy.value, accuracy.low, accuracy.high):
+                assert value is not None and f"{value:.2f}" in shown
+
+
+def test_no_cell_of_latex_is_lost_where_a_board_takes_several_tables():
+    text = printable(FORMATS["latex"](many(), PUBLICATION), "latex")
+    tables = [table.partition(r"\end{tabular}")[0] for table in text.split(r"\begin{tabular}")[1:]]
+    named = [re.findall(r"^% row (\w+)", table, re.MULTILINE) for table in tables]
+    for row in many().rows:
+        identifier = row_id(row)
+        holding = [table for table, names in zip(tables, named, strict=True) if identifier in names]
+        printed = "".join(table.partition(f"% row {identifier}")[2].partition("% row")[0] for table in holding)
+        for key, digits in (("accuracy", 2), ("auc", 2), ("canary_epsilon", 2), ("psnr_free", 1)):
+            estimate = row.estimates.get(key)
+            if estimate is not None and estimate.value is not None:
+                assert f"{estimate.value:.{digits}f}" in printed, key
+        assert printed.count("public") == len(holding)
+    for table in tables:
+        lines = [line for line in table.splitlines() if line.endswith(r"\tabularnewline")]
+        assert len(lines) <= LINES + 4 and len({len(re.findall(r"(?<!\\)&", line)) for line in lines}) == 1
 
 
 def test_eval_results_are_accepted_by_the_parser_of_the_hub():

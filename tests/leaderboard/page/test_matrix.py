@@ -14,7 +14,7 @@ from leakbench.leaderboard.board.rows import rows_from
 from leakbench.leaderboard.page.drawing import SIDE
 from leakbench.leaderboard.page.matrix import SEEDS, MatrixCell, matrix
 from leakbench.leaderboard.page.plots import styles
-from leakbench.leaderboard.page.roc import thinned_rates
+from leakbench.leaderboard.page.roc import rates
 from leakbench.leaderboard.records.details import ROC_RATES, roc_key
 from leakbench.leaderboard.records.files import digest_of_bytes
 
@@ -115,7 +115,7 @@ def test_a_perfect_attack_is_a_line_at_the_top_although_it_has_no_false_positive
 def test_thinning_keeps_each_false_positive_at_the_left_end_and_the_rates_asked_for():
     draw = np.random.default_rng(0)
     scores, members = draw.normal(size=20_000), np.arange(20_000) < 10_000
-    fprs, tprs = thinned_rates(scores, members, points=40, kept=(0.01, 0.1))
+    fprs, tprs = rates(scores, members, points=40, kept=(0.01, 0.1))
     assert len(fprs) <= 42 and {1e-4, 2e-4, 3e-4, 0.01, 0.1, 1.0} <= set(fprs.round(9))
     theirs = roc_curve(members, scores, drop_intermediate=False)
     for fpr, tpr in zip(fprs, tprs, strict=True):

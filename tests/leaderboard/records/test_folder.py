@@ -41,6 +41,16 @@ def test_a_whole_folder_is_read_with_its_request(stored):
     assert Board.from_folder(folder).rows[0].rank == 1  # the records' folder by itself, as it may be copied
 
 
+def test_to_read_a_folder_writes_no_record_anew_and_names_each_request_once(stored, monkeypatch):
+    made, folder = stored
+    monkeypatch.setattr(type(made), "to_json", lambda self: pytest.fail("written to be compared with its cell"))
+    manifests = read_folder(folder).complete.manifests
+    assert manifests is not None
+    (request,) = manifests
+    monkeypatch.setattr(dataclasses, "asdict", lambda *given, **options: pytest.fail("named again"))
+    assert request.name == next(folder.glob("*.manifest")).name
+
+
 @subtests(
     "change, why",
     [
