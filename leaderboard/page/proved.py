@@ -32,7 +32,8 @@ def proved_figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]
     bounds: list[Lane] = []
     numbers: list[tuple[str, ...]] = []
     missing: Counter[tuple[str, str]] = Counter()
-    for row, proved in ((row, proved) for row in rows for proved in attack_bounds(row)):
+    proved_of = [(row, proved) for row in rows for proved in attack_bounds(row)]
+    for row, proved in proved_of:
         cell, metric, bound = proved.cell, proved.metric, proved.estimate
         if bound.value is None:
             missing[cell.attack or "", bound.reason or ""] += 1
