@@ -17,7 +17,6 @@ _ABSOLUTE = re.compile(r"""(?:^|[\s"'`(=\[,;:])(?:/(?=[\w.])[\w.+-]+/|~/|[A-Za-z
 _NAMED = (
     ("suite",),
     ("kind",),
-    ("engine",),
     ("defense", "name"),
     ("attack", "name"),
     ("task", "data"),
@@ -97,8 +96,9 @@ def _problem(text: str, path: tuple[str | int, ...], limits: Limits) -> str:
         return f"text must have printable characters in reading order, got {name.lower()} in {printable(text, 60)!r}"
     if ("<" in text or ":" in text or "](" in text or "&#" in text) and _MARKUP.search(text):
         return f"text must be without markup, got {printable(text, 60)!r}"
-    # Letters of other alphabets may look like the letters of a known name.
-    if _is_name(path) and text and not _NAME.fullmatch(text):
+    # Letters of other alphabets may look like the letters of a known name. An engine's may be followed by a reason.
+    name = text.partition(" (")[0] if path == ("engine",) else text if _is_name(path) else ""
+    if name and not _NAME.fullmatch(name):
         return f"a name must be of ASCII letters, digits and ./:+@=,- without '..', got {printable(text, 60)!r}"
     if ("/" in text or "\\" in text) and _ABSOLUTE.search(text):
         return f"it holds a path of the machine that wrote it, which a board would publish: {printable(text, 60)!r}"
