@@ -16,8 +16,8 @@ from ..metrics import columns
 from ..records.fields import Provenance
 from ..records.files import read_bytes
 from ..records.folder import read_folder
-from ..records.left_out import FLAG as LEFT_OUT
 from ..records.labels import key_of, public
+from ..records.left_out import FLAG as LEFT_OUT
 from ..records.record import Record
 from ..records.validation import RecordError, json_values, parse_json
 from .cells import cell_key

@@ -48,6 +48,21 @@ class Completeness:
         return [record for record in records if record.id not in requested]
 
 
+def folders_below(path: Path) -> list[Path]:
+    """Returns the folders of records in a folder of published suites, by name; any other path by itself.
+
+    Args:
+        path: of records, or of published suites: with a README and folders that have `records/`, and nothing else.
+    """
+    if path.is_symlink() or not path.is_dir() or (path / "records").exists():
+        return [path]
+    entries = [entry for entry in sorted(path.iterdir()) if entry.name != "README.md"]
+    suites = all(
+        not entry.is_symlink() and not entry.name.startswith(".") and (entry / "records").is_dir() for entry in entries
+    )
+    return entries if entries and suites else [path]
+
+
 @dataclass(frozen=True)
 class Folder:
     """Contents of a results folder.

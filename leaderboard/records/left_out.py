@@ -1,7 +1,7 @@
 """Arrays left out of published records because of their size: lists of their names, sizes and digests.
 
-A repository of records must stay small, and pictures are most of its weight. Records are published as they were written,
-so those of a list name arrays that are not beside them: their numbers are shown with a flag, because they cannot be
+A repository of records must stay small, and pictures are most of its weight. Records are published as they were
+written, so some name arrays that are not beside them: their numbers are shown with a flag, because they cannot be
 computed again. Small arrays, thus the scores of most membership tests, may not be left out. Like a manifest, a list is
 named by its content, so folders with lists can be merged. Standard library only.
 """
