@@ -1,7 +1,7 @@
 """Records published in a repository: byte for byte in a folder for each suite, without their largest arrays.
 
-What is left out is listed (`records.left_out`), and was compared with its record before. A suite's folder is replaced
-as a whole, and nothing of a suite that did not change is written.
+Arrays that are left out were compared with their records before, and are listed (`records.left_out`). A suite's folder
+is replaced as a whole, and an equal folder is not written to.
 """
 
 import os
@@ -56,7 +56,7 @@ class Published:
         records: number of records.
         bytes: of all files.
         left_out: number of arrays that were left out.
-        changes: what was replaced, in words; empty without a change.
+        changes: replaced records in words; empty without a change.
         faults: that are flagged.
     """
 
@@ -134,7 +134,7 @@ def publish(
 
 
 def _located(fault: Fault, folder: Path) -> Fault:
-    # A repository is public, so what a check flags is refused here.
+    # A check flags paths; a repository is public, so they are refused.
     severity = "refused" if fault.problem.startswith(PATH) else fault.severity
     return replace(fault, file=f"{printable(str(folder))}/{fault.file}", severity=severity)
 
@@ -170,7 +170,7 @@ def _content(folder: Path, checked: CheckedFolder, most: int) -> dict[str, bytes
     """Returns the files of a published folder, by their path in it."""
     names = listed(folder, LIMITS).names
     content: dict[str, bytes | Path] = {f"tuning/{path.name}": path for path in _searches(folder)}
-    # Of a folder that is published again, what its lists name stays left out.
+    # Lists of a folder that is published again name arrays that stay left out.
     omitted = {arrays.name: arrays for earlier in checked.left_out.values() for arrays in earlier.arrays}
     digests = {record.arrays: record.arrays_digest for record in checked.records.values()}
     for suffix, own in names.items():
@@ -246,7 +246,7 @@ def _code(folder: Path) -> str:
 
 
 def _put(draft: Path, folder: Path) -> None:
-    """Puts a draft into its place; what was there is removed once it is replaced."""
+    """Puts a draft into its place, and then removes the folder that it replaces."""
     if not folder.exists():
         draft.rename(folder)
         return
