@@ -40,8 +40,9 @@ def test_a_published_suite_has_flags_at_most_and_is_as_described(folder):
     assert int(row["records"]) == len(records)
     assert row["arrays left out"] == str(sum(len(listed.arrays) for listed in checked.left_out.values()))
     assert {(record.provenance.commit or "")[:12] for record in records} == {row["code"]}
-    (manifest,) = read_manifests(folder / "records")
-    assert manifest.suite == folder.name and row["command"] == " ".join(manifest.command)
+    manifests = read_manifests(folder / "records")
+    assert {manifest.suite for manifest in manifests} == {folder.name}
+    assert row["command"] in {" ".join(manifest.command) for manifest in manifests}
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", row["computed"])
     board = Board.from_folder(folder)
     assert row["controls"] == ("held" if board.trustworthy else "failed" if board.controls else "none")
@@ -60,4 +61,6 @@ def test_the_command_accepts_the_whole_folder_against_the_suites_of_this_version
         main(["leaderboard", "check", str(FOLDER), "--verify", "--with-failed-controls"])
     printed = capsys.readouterr().out
     assert ended.value.code == 0, printed
-    assert len([line for line in printed.splitlines() if " records, 1 manifests, " in line]) == len(FOLDERS)
+    assert len([line for line in printed.splitlines() if re.search(r": \d+ records, \d+ manifests, ", line)]) == len(
+        FOLDERS
+    )
