@@ -34,13 +34,14 @@ $(error TORCH must be default or cpu, got $(TORCH))
 endif
 
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-newest test-lowest test-peers test-shapes test-all test-gpu gpu-check ci lint types core default speed \
+.PHONY: help demo site check test test-newest test-lowest test-peers test-shapes test-all test-gpu gpu-check ci lint types core default speed \
   browser latex format clean
 # Where the environment forbids compiled modules, every process that a test starts would compile all of ours again.
 check test test-newest test-lowest test-peers test-shapes test-all test-gpu gpu-check browser ci: export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@echo 'make demo       trains and attacks the quick suite, prints its board and makes its page (one to three minutes, installed)'
+	@echo 'make site       builds the site of leaderboard/published, which opens without a server (OUT=DIR, site by default)'
 	@echo 'make check      format, lint, types of the packages and the tests of the core: what one runs while working (a minute)'
 	@echo 'make test       format, lint and the default tests (minutes)'
 	@echo 'make test-peers second opinions: Opacus, BackPACK, torchvision, torchmetrics, kymatio, Flower; the wheel'
@@ -57,7 +58,7 @@ help:
 	@echo 'make speed      times and memory of a step against plain training and other tools (DEVICE=cuda, QUICK=1)'
 	@echo 'make format     formats the code and mends what the linter can'
 	@echo 'make clean      removes .venv, .lanes, caches and builds; results stay'
-	@echo 'Options: TORCH=cpu (wheels without CUDA), VENV=DIR, PYTHON=python3.12, JOBS=N, OUT=DIR (of the demo)'
+	@echo 'Options: TORCH=cpu (wheels without CUDA), VENV=DIR, PYTHON=python3.12, JOBS=N, OUT=DIR (of the demo and the site)'
 	@echo "         GPU_CHECK='--seconds 300 --only steps' (of make gpu-check; all: GPU_CHECK=--help)"
 	@echo "         SPEED='--case dp_cnn-256 --way auto' (of make speed; all: SPEED=--help)"
 
@@ -65,6 +66,11 @@ help:
 demo: $(VENV)/.core
 	@$(BIN)/leakbench run quick --out $(OUT); code=$$?; \
 	$(BIN)/leakbench leaderboard build $(OUT) --out $(OUT)/page || [ $$code -ne 0 ] || code=$$?; exit $$code
+
+# Built whole, from records alone; `OUT=DIR` names another folder.
+site: OUT = site
+site: $(VENV)/.core
+	@$(BIN)/leakbench leaderboard build $(sort $(wildcard leaderboard/published/*/)) --out $(OUT)
 
 # Beside one another: the type checker is one process, and the tests wait for their imports. Tests are half of all that
 # has types, and theirs are checked by `make ci`.

@@ -16,6 +16,7 @@ import pytest
 pytestmark = pytest.mark.peers
 
 ROOT = Path(__file__).parents[1]
+PUBLISHED = ROOT / "leaderboard" / "published"
 PARTS = {"defenses", "attacks", "audit", "benchmarks", "leaderboard"}
 SUITE = """
 name = "tiny"
@@ -60,10 +61,16 @@ def test_every_module_suite_template_and_catalogue_page_is_in_the_wheel(wheel):
         for package in PARTS
         for pattern in patterns
         for file in (ROOT / package).rglob(pattern)
+        if not file.is_relative_to(PUBLISHED)
     }
     assert "leakbench/benchmarks/data/digits.py" in expected
     assert "leakbench/benchmarks/zoo/digits_mlp/dp_sgd/eps3/seed0/weights.safetensors" in expected
     assert expected <= contents(wheel)
+
+
+def test_the_records_of_the_published_board_are_in_no_wheel(wheel):
+    assert any(PUBLISHED.rglob("*.json"))
+    assert not [name for name in contents(wheel) if "published" in name.split("/")]
 
 
 def test_the_wheel_declares_its_command_and_carries_its_licence(wheel):

@@ -32,7 +32,7 @@ from .leaderboard import build, table
 from .list_explain import explain, list_
 from .options import BAD_FILE, FAILED, INTERRUPTED, OK, USAGE, say
 from .rank import rank
-from .records import check, diff, merge, schema
+from .records import check, diff, merge, publish, schema
 from .run import run
 from .selftest import selftest
 from .submit import submit
@@ -70,6 +70,7 @@ board.command("build")(build)
 board.command("check")(check)
 board.command()(diff)
 board.command("merge")(merge)
+board.command("publish")(publish)
 board.command("schema")(schema)
 
 

@@ -34,6 +34,7 @@ def table(
     from leakbench.leaderboard.board.table import Board
     from leakbench.leaderboard.exports.formats import FORMATS, printable, write
     from leakbench.leaderboard.exports.publication import Publication
+    from leakbench.leaderboard.records.folder import folders_below
 
     from ..catalog.messages import no_such
 
@@ -43,7 +44,9 @@ def table(
         raise ValueError("--out needs a --format other than text")
     publication = Publication(dataset=dataset, license=license_)
     faults: list[str] = []
-    board = Board.from_folders(results, _verifier(verify, faults))
+    board = Board.from_folders(
+        [folder for path in results for folder in folders_below(path)], _verifier(verify, faults)
+    )
     files = {} if format_ == "text" else FORMATS[format_](board, publication)
     if out is not None:
         for path in write(files, out):

@@ -1,9 +1,10 @@
-"""`leakbench leaderboard check`, `diff`, `merge` and `schema`: folders of records, before they join a board."""
+"""`leakbench leaderboard check`, `diff`, `merge`, `publish`, `schema`: folders of records before they join a board."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from functools import cache
 from importlib import resources
 from itertools import pairwise
@@ -14,20 +15,34 @@ import typer
 
 from .options import BAD_FILE, FAILED, OK, Json, Recomputed, print_json
 
-Folders = Annotated[list[Path], typer.Argument(help="The --out of a run, or its folder of records; may be several.")]
+Folders = Annotated[
+    list[Path],
+    typer.Argument(help="The --out of a run, its folder of records, or a folder of published suites; may be several."),
+]
+FailedControls = Annotated[
+    bool, typer.Option("--with-failed-controls", help="Flag measured controls that fail, instead of refusing them.")
+]
 
 
-def check(folders: Folders, verify: Recomputed = False, as_json: Json = False) -> int:
+def check(
+    folders: Folders, verify: Recomputed = False, with_failed_controls: FailedControls = False, as_json: Json = False
+) -> int:
     """Checks folders of records from anywhere: names, sizes, seals, arrays, figures, requests, controls, text.
 
     Nothing in a folder is executed or followed. Exit 3 if a fault keeps a file off a board.
     """
     from leakbench.leaderboard.checks.check import examine
     from leakbench.leaderboard.checks.report import fault_lines, verdict
+    from leakbench.leaderboard.records.folder import folders_below
 
     documents, refused = [], False
-    for folder in folders:
-        checked = examine(folder, _recompute(folder) if verify else None, known=_known_suite)
+    for folder in (folder for path in folders for folder in folders_below(path)):
+        checked = examine(
+            folder,
+            _recompute(folder) if verify else None,
+            known=_known_suite,
+            failed_control="flagged" if with_failed_controls else "refused",
+        )
         refused |= checked.refused
         documents.append(
             {
@@ -72,9 +87,11 @@ def merge(
     from leakbench.leaderboard.checks.merge import MergeError
     from leakbench.leaderboard.checks.merge import merge as merged_from
     from leakbench.leaderboard.checks.report import fault_lines, verdict
+    from leakbench.leaderboard.records.folder import folders_below
 
     try:
-        merged = merged_from(folders, out, known=_known_suite)
+        sources = [folder for path in folders for folder in folders_below(path)]
+        merged = merged_from(sources, out, known=_known_suite)
     except MergeError as error:
         if as_json:
             print_json({"out": None, "faults": [fault.to_dict() for fault in error.faults]})
@@ -87,6 +104,54 @@ def merge(
         print_json({"out": str(out), "records": len(checked.records), "copies": merged.copies, "faults": faults})
     else:
         print("\n".join([*fault_lines(checked.faults), f"{out}: {len(checked.records)} records"]))
+    return OK
+
+
+def publish(
+    results: Annotated[list[Path], typer.Argument(help="The --out of a run of a suite; may be several.")],
+    out: Annotated[Path, typer.Option(help="Folder of published suites, as leaderboard/published.")],
+    arrays_up_to: Annotated[
+        int, typer.Option(metavar="BYTES", help="Larger arrays are left out and listed; at least 65536.")
+    ] = 2 * 2**20,
+    verify: Recomputed = False,
+    with_failed_controls: FailedControls = False,
+    as_json: Json = False,
+) -> int:
+    """Copies records, manifests, searches and small arrays into a folder for each suite; larger arrays are listed.
+
+    A suite's folder is replaced as a whole. Exit 3 for a fault of `check` or a path of this machine.
+    """
+    from leakbench.leaderboard.checks.publish import PublishError
+    from leakbench.leaderboard.checks.publish import publish as publish_in
+    from leakbench.leaderboard.checks.report import fault_lines, verdict
+
+    try:
+        suites = publish_in(
+            results,
+            out,
+            most=arrays_up_to,
+            known=_known_suite,
+            recompute=_recompute if verify else None,
+            failed_control="flagged" if with_failed_controls else "refused",
+        )
+    except PublishError as error:
+        if as_json:
+            print_json({"out": None, "faults": [fault.to_dict() for fault in error.faults]})
+        else:
+            print("\n".join([*fault_lines(error.faults), f"nothing was published: {verdict(error.faults)}"]))
+        return BAD_FILE
+    if as_json:
+        described = [
+            asdict(suite) | {"folder": str(suite.folder), "faults": [fault.to_dict() for fault in suite.faults]}
+            for suite in suites
+        ]
+        print_json({"out": str(out), "suites": described})
+        return OK
+    for suite in suites:
+        counts = f"{suite.records} records, {suite.bytes} bytes, {suite.left_out} arrays left out"
+        print("\n".join([*fault_lines(suite.faults), f"{suite.folder}: {suite.state}, {counts}"]))
+        if suite.changes:
+            print(f"  {suite.changes}")
     return OK
 
 

@@ -15,13 +15,15 @@ from ..board.rows import rows_from
 from ..kinds import JUDGED, KINDS
 from ..metrics import METRICS
 from ..records.folder import Completeness
+from ..records.left_out import REASON, Coverage, LeftOut
+from ..records.left_out import SUFFIX as LEFT_OUT
 from ..records.manifest import SUFFIX as MANIFEST
 from ..records.manifest import Manifest
 from ..records.record import Record
 from .cells import against_cell, doubled, requested_faults, unit_faults
 from .fault import Fault, Severity
 from .figures import figure_faults
-from .files import arrays_faults, read_manifest, read_record
+from .files import arrays_faults, read_left_out, read_manifest, read_record
 from .limits import LIMITS, Limits
 from .listing import ARRAYS, RECORD, listed
 from .suites import KnownSuites, suite_faults
@@ -41,6 +43,7 @@ class CheckedFolder:
     Attributes:
         records: valid by themselves, by their path below the checked folder.
         manifests: the same.
+        left_out: lists of arrays that are not beside their records, the same.
         faults: ordered by file and field.
         folder: of the records.
     """
@@ -48,6 +51,7 @@ class CheckedFolder:
     folder: Path
     records: dict[str, Record] = field(default_factory=dict)
     manifests: dict[str, Manifest] = field(default_factory=dict)
+    left_out: dict[str, LeftOut] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
 
     @property
@@ -76,6 +80,7 @@ def examine(
     known: KnownSuites | None = None,
     limits: Limits = LIMITS,
     failed_control: Severity = "refused",
+    left_out: Severity = "flagged",
 ) -> CheckedFolder:
     """Reads and checks a folder of records.
 
@@ -86,6 +91,7 @@ def examine(
         limits: of sizes.
         failed_control: severity of a measured control that does not show what it must; a control that is missing or was
             not measured is refused.
+        left_out: severity of arrays that were left out of published records, by a list beside them.
 
     Raises:
         RecordError: no such folder, or it is a symbolic link.
@@ -98,6 +104,12 @@ def examine(
         checked.faults += faults
         if manifest is not None:
             checked.manifests[prefix + name] = manifest
+    for name in listing.names[LEFT_OUT]:
+        arrays_list, faults = read_left_out(listing.folder / name, prefix + name, limits)
+        checked.faults += faults
+        if arrays_list is not None and not faults:
+            checked.left_out[prefix + name] = arrays_list
+    coverage = Coverage(checked.left_out.values())
     cells = {cell.id: (manifest, cell) for manifest in checked.manifests.values() for cell in manifest.cells}
     arrays, existing = set(listing.names[ARRAYS]), set()
     for name in listing.names[RECORD]:
@@ -118,11 +130,15 @@ def examine(
                 problem = recompute(record, listing.folder)
                 faults = [Fault(file=file, field=_recomputed(problem), problem=printable(problem, 400))] * bool(problem)
             checked.faults += faults
+        elif (omitted := coverage.of(record)) is not None:
+            problem = f"{REASON} ({omitted.bytes} bytes), so its numbers cannot be computed again here"
+            checked.faults.append(Fault(file=file, field="arrays", problem=problem, severity=left_out))
         elif record.arrays is not None:
             problem = f"its arrays {printable(record.arrays)} are not beside it"
             checked.faults.append(Fault(file=file, field="arrays", problem=problem))
     for name in sorted(arrays - {f"{identifier}{ARRAYS}" for identifier in existing}):
         checked.faults.append(Fault(file=prefix + name, field="", problem="no record beside it names these arrays"))
+    checked.faults += _of_the_lists(checked, arrays)
     checked.faults += _of_the_whole(checked, existing, prefix, failed_control)
     if known is not None:
         checked.faults += suite_faults(checked.manifests, list(checked.records.values()), known)
@@ -136,6 +152,20 @@ def _recomputed(problem: str) -> str:
     if match is None or match.group(2) not in METRICS:
         return "claim" if re.match(r"its (epsilon|delta|noise|claim)|the \w+ of its claim", problem) else "metrics"
     return f"metrics.{match.group(2)}" + (f".detail.{match.group(1)}" if match.group(1) else "")
+
+
+def _of_the_lists(checked: CheckedFolder, beside: set[str]) -> Iterator[Fault]:
+    """Yields the entries of lists of left out arrays that contradict the records, or the arrays beside them."""
+    records = {record.arrays: record for record in checked.records.values()}
+    for file, arrays_list in checked.left_out.items():
+        for i, arrays in enumerate(arrays_list.arrays):
+            if arrays.name not in records:
+                yield Fault(file=file, field=f"arrays[{i}]", problem=f"no record beside it names {arrays.name}")
+            elif problem := arrays.contradiction(records[arrays.name]):
+                yield Fault(file=file, field=f"arrays[{i}].{problem.split()[0]}", problem=problem)
+            elif arrays.name in beside:
+                problem = f"{arrays.name} is beside its record, and was not left out; publish its run again"
+                yield Fault(file=file, field=f"arrays[{i}]", problem=problem, severity="flagged")
 
 
 def _of_the_whole(checked: CheckedFolder, existing: set[str], prefix: str, failed_control: Severity) -> list[Fault]:

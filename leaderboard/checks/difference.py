@@ -17,6 +17,7 @@ from ..records.fields import Provenance
 from ..records.files import read_bytes
 from ..records.folder import read_folder
 from ..records.labels import key_of, public
+from ..records.left_out import FLAG as LEFT_OUT
 from ..records.record import Record
 from ..records.validation import RecordError, json_values, parse_json
 from .cells import cell_key
@@ -203,6 +204,7 @@ def _row(row: Mapping[str, Any]) -> tuple[str, _Item]:
         estimate = row[column.field or column.key]
         numbers[column.field or column.key] = (estimate["value"], estimate["low"], estimate["high"])
     fields = {key: row[key] for key in ("rank", "epsilon", "noise_multiplier", "seeds", "flags", "failed", "skipped")}
+    fields["flags"] = [flag for flag in row["flags"] if flag != LEFT_OUT]  # arrays make no difference of numbers
     fields |= {"settings": row["defense"]["settings"], "budget": row["budget"], "task": row["task"]}
     return key_of(identity), _Item(printable(f"{row['suite']}: {row['label']}"), numbers, fields)
 
@@ -214,7 +216,7 @@ def _cell(record: Record) -> tuple[str, _Item]:
         "status": record.status,
         "reason": record.reason if record.status != "ok" else None,
         "claim": json_values(record.claim),
-        "flags": sorted(record.flags),
+        "flags": sorted(set(record.flags) - {LEFT_OUT}),
         "noise_multiplier": record.noise_multiplier,
         "noise": record.noise,
         "engine": record.engine,

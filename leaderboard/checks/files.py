@@ -1,14 +1,16 @@
-"""Files of a checked folder, each read alone: a record, a manifest, arrays; faults instead of exceptions."""
+"""Files of a checked folder, each read alone: a record, a manifest, a list, arrays; faults instead of exceptions."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..kinds import KINDS
 from ..records.files import digest_of_bytes, read_bytes
+from ..records.left_out import SCHEMA as LEFT_OUT_SCHEMA
+from ..records.left_out import LeftOut
 from ..records.manifest import SCHEMA as MANIFEST_SCHEMA
 from ..records.manifest import Manifest
 from ..records.record import SCHEMA, Record
@@ -62,17 +64,31 @@ def read_record(path: Path, file: str, limits: Limits) -> ReadRecord:
 
 def read_manifest(path: Path, file: str, limits: Limits) -> tuple[Manifest | None, list[Fault]]:
     """Reads a manifest without trusting it; None with its faults if it is refused as a whole."""
-    data, faults = _document(path, file, limits, MANIFEST_SCHEMA)
+    return _named_by_content(Manifest, path, file, limits, MANIFEST_SCHEMA, "run its suite again")
+
+
+def read_left_out(path: Path, file: str, limits: Limits) -> tuple[LeftOut | None, list[Fault]]:
+    """Reads a list of left out arrays without trusting it; None with its faults if it is refused as a whole."""
+    return _named_by_content(LeftOut, path, file, limits, LEFT_OUT_SCHEMA, "publish its run again")
+
+
+N = TypeVar("N", Manifest, LeftOut)
+
+
+def _named_by_content(
+    cls: type[N], path: Path, file: str, limits: Limits, schema: int, way_out: str
+) -> tuple[N | None, list[Fault]]:
+    data, faults = _document(path, file, limits, schema)
     if data is None:
         return None, faults
     try:
-        manifest = build(Manifest, data)
+        document = build(cls, data)
     except (RecordError, RecursionError) as error:
         return None, [*faults, fault_of(error, file)]
-    if manifest.name != path.name:
-        problem = "its name is not that of its content: it was edited after it was written; run its suite again"
+    if document.name != path.name:
+        problem = f"its name is not that of its content: it was edited after it was written; {way_out}"
         faults.append(Fault(file=file, field="", problem=problem))
-    return manifest, faults
+    return document, faults
 
 
 def arrays_faults(record: Record, folder: Path, prefix: str, limits: Limits) -> list[Fault]:

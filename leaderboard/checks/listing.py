@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..records.left_out import SUFFIX as LEFT_OUT
 from ..records.manifest import SUFFIX as MANIFEST
 from ..records.validation import RecordError
 from .fault import Fault
@@ -18,6 +19,7 @@ NAMES = {
     RECORD: re.compile(r"[0-9a-f]{16,128}\.json"),
     ARRAYS: re.compile(r"[0-9a-f]{16,128}\.parquet"),
     MANIFEST: re.compile(r"[\w-]{1,64}\.manifest", re.ASCII),
+    LEFT_OUT: re.compile(r"[0-9a-f]{16}\.left_out"),
 }
 """Names of the files of a folder of records, by suffix. A record's arrays have its name."""
 
@@ -40,7 +42,7 @@ class Listing:
 
 
 def listed(checked: Path, limits: Limits) -> Listing:
-    """Lists the records, arrays and manifests of a folder.
+    """Lists the records, arrays, manifests and lists of left out arrays of a folder.
 
     Args:
         checked: output of a run, with its records in `records/`, or that folder itself.
@@ -61,7 +63,7 @@ def listed(checked: Path, limits: Limits) -> Listing:
     folder, prefix = (below, "records/") if below.is_dir() else (checked, "")
     faults, count = [], 0
     total = {True: 0, False: 0}  # bytes of arrays, and of documents
-    most = {RECORD: limits.record, ARRAYS: limits.arrays, MANIFEST: limits.manifest}
+    most = {RECORD: limits.record, ARRAYS: limits.arrays, MANIFEST: limits.manifest, LEFT_OUT: limits.manifest}
     with os.scandir(folder) as entries:
         for entry in entries:
             count += 1
@@ -95,9 +97,10 @@ def _problem(name: str, suffix: str, status: os.stat_result, most: int) -> str:
     if name.startswith("."):
         return "it is hidden, as the draft of an interrupted run; remove it"
     if not suffix:
-        return "it is no record (.json), arrays (.parquet) or manifest (.manifest); remove it"
+        return "it is no record (.json), arrays (.parquet), manifest (.manifest) or list (.left_out); remove it"
     if not NAMES[suffix].fullmatch(name):
-        rule = "the suite's digest and its own" if suffix == MANIFEST else "its record's id, 16 or more of 0-9a-f,"
+        rules = {MANIFEST: "the suite's digest and its own", LEFT_OUT: "16 digits of its digest"}
+        rule = rules.get(suffix, "its record's id, 16 or more of 0-9a-f,")
         return f"its name must be {rule} followed by {suffix}"
     if status.st_size > most:
         return f"it must have at most {most} bytes, got {status.st_size}"

@@ -11,13 +11,15 @@ from .limits import Limits
 MOST_NAMED = 5
 """Records that a fault names, of those that have it."""
 
+PATH = "it holds a path"
+"""Beginning of the problem of a text with a path of a machine."""
+
 _MARKUP = re.compile(r"<\s*[A-Za-z/!?]|javascript:|data:text/html|\]\(|&#", re.IGNORECASE)
 _NAME = re.compile(r"(?!.*\.\.)\w[\w ./:+@=,-]{0,199}", re.ASCII)
 _ABSOLUTE = re.compile(r"""(?:^|[\s"'`(=\[,;:])(?:/(?=[\w.])[\w.+-]+/|~/|[A-Za-z]:\\|\\\\\w)""")
 _NAMED = (
     ("suite",),
     ("kind",),
-    ("engine",),
     ("defense", "name"),
     ("attack", "name"),
     ("task", "data"),
@@ -55,7 +57,7 @@ def text_faults(data: Any, file: str, limits: Limits) -> list[Fault]:
         else:
             problem = f"integers must be below 2**63, got one of {value.bit_length()} bits"
         if problem:
-            severity = "flagged" if problem.startswith("it holds a path") else "refused"
+            severity = "flagged" if problem.startswith(PATH) else "refused"
             faults.append(Fault(file=file, field=field_of(path), problem=problem, severity=severity))
     return faults
 
@@ -97,11 +99,12 @@ def _problem(text: str, path: tuple[str | int, ...], limits: Limits) -> str:
         return f"text must have printable characters in reading order, got {name.lower()} in {printable(text, 60)!r}"
     if ("<" in text or ":" in text or "](" in text or "&#" in text) and _MARKUP.search(text):
         return f"text must be without markup, got {printable(text, 60)!r}"
-    # Letters of other alphabets may look like the letters of a known name.
-    if _is_name(path) and text and not _NAME.fullmatch(text):
+    # Letters of other alphabets may look like the letters of a known name. An engine's may be followed by a reason.
+    name = text.partition(" (")[0] if path == ("engine",) else text if _is_name(path) else ""
+    if name and not _NAME.fullmatch(name):
         return f"a name must be of ASCII letters, digits and ./:+@=,- without '..', got {printable(text, 60)!r}"
     if ("/" in text or "\\" in text) and _ABSOLUTE.search(text):
-        return f"it holds a path of the machine that wrote it, which a board would publish: {printable(text, 60)!r}"
+        return f"{PATH} of the machine that wrote it, which a board would publish: {printable(text, 60)!r}"
     return ""
 
 

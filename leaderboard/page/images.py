@@ -16,6 +16,7 @@ from scipy.optimize import linear_sum_assignment
 
 from ..records.arrays import read_table
 from ..records.files import read_bytes
+from ..records.left_out import FLAG, REASON
 from ..records.record import Record
 
 RESOLUTION = 1e-12
@@ -145,6 +146,8 @@ def _read(record: Record, folder: Path) -> tuple[ndarray, ndarray, ndarray, ndar
     if record.arrays is None:
         raise PictureError("its record names no arrays")
     path = folder / record.arrays
+    if FLAG in record.flags:
+        raise PictureError(REASON)
     if not path.is_file():
         raise PictureError(f"{record.arrays} is not beside its record")
     try:

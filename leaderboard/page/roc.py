@@ -19,6 +19,7 @@ from ..kinds import KINDS
 from ..records.arrays import read_table
 from ..records.details import AucDetail
 from ..records.files import read_bytes
+from ..records.left_out import FLAG, REASON
 from ..records.record import Record, RecordError
 from .axes import Axis
 from .figures import Figure, epsilon_words, facet_of, facets
@@ -130,6 +131,8 @@ def scores_of(record: Record, folder: Path) -> tuple[ndarray, ndarray]:
     """
     if record.arrays is None:
         raise RecordError("no scores lie beside its record")
+    if FLAG in record.flags:
+        raise RecordError(REASON)
     try:
         table = read_table(read_bytes(folder / record.arrays, "arrays"), ["score", "member"])
         scores, members = (table[column].to_numpy() for column in ("score", "member"))

@@ -17,6 +17,7 @@ from numpy import ndarray
 from ..board.rows import Row
 from ..records.arrays import read_table
 from ..records.files import read_bytes
+from ..records.left_out import FLAG, REASON
 from ..records.record import Record, RecordError
 from .axes import Axis
 from .figures import Figure
@@ -109,6 +110,8 @@ def read_columns(record: Record, folder: Path, names: Sequence[str]) -> dict[str
     """
     if record.arrays is None:
         raise RecordError("no arrays lie beside its record")
+    if FLAG in record.flags:
+        raise RecordError(REASON)
     try:
         table = read_table(read_bytes(folder / record.arrays, "arrays"), names)
         return {name: table[name].to_numpy().astype(np.float64) for name in names}

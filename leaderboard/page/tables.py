@@ -30,6 +30,7 @@ from ..board.content import (
 from ..board.rows import Row, guarantee_words, several_guarantees
 from ..kinds import KINDS
 from ..metrics import METRICS, KnownMetric, columns
+from ..records.left_out import FLAG
 from .figures import epsilon_words
 from .plots import Style, marker
 
@@ -65,6 +66,8 @@ FLAGS = {
     "membership attacks may measure that",
     "diverged": "parameters are not finite",
     "control_failed": "a control of its submission failed, so that its attacks or its splits may be at fault",
+    FLAG: "arrays of some of its records were left out because of their size: their numbers cannot be computed again "
+    "here, and their pictures and curves are n/a",
     "incomplete": "an attack failed, or its scores are gone, so the worst case may be worse",
     "missing_cells": "cells that were asked for have no record, so the worst case may be worse",
     "uneven_attacks": "other defenses were attacked by more, so the worst case may be worse",

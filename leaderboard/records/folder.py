@@ -2,7 +2,8 @@
 
 A record whose arrays are missing, cut or altered counts as failed, with a sentence that says so: its numbers can no
 longer be recomputed, so they are not shown. So does a record that differs from the manifest's cell of its id, or that
-shares its arrays with another seed. Standard library only.
+shares its arrays with another seed. Numbers whose arrays were left out of published records (`left_out`) are shown with
+a flag, unless they ought to be verified. Standard library only.
 """
 
 import os
@@ -11,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from .files import digest_of_bytes, read_bytes
+from .left_out import FLAG, REASON, Coverage, read_coverage
 from .manifest import Expected, Manifest, contradicted_fields, missing_from, read_manifests
 from .record import Record, folder_of, read_all
 from .validation import RecordError
@@ -46,6 +48,21 @@ class Completeness:
         return [record for record in records if record.id not in requested]
 
 
+def folders_below(path: Path) -> list[Path]:
+    """Returns the folders of records in a folder of published suites, by name; any other path by itself.
+
+    Args:
+        path: of records, or of published suites: with a README and folders that have `records/`, and nothing else.
+    """
+    if path.is_symlink() or not path.is_dir() or (path / "records").exists():
+        return [path]
+    entries = [entry for entry in sorted(path.iterdir()) if entry.name != "README.md"]
+    suites = all(
+        not entry.is_symlink() and not entry.name.startswith(".") and (entry / "records").is_dir() for entry in entries
+    )
+    return entries if entries and suites else [path]
+
+
 @dataclass(frozen=True)
 class Folder:
     """Contents of a results folder.
@@ -69,19 +86,24 @@ def read_folder(results: str | os.PathLike[str], verify: ScoreCheck | None = Non
         verify: compares a record's numbers with those recomputed from its scores; None to skip that.
 
     Raises:
-        RecordError: as `read_all`, or a bad manifest.
+        RecordError: as `read_all`, or a bad manifest or list of left out arrays.
     """
     path = folder_of(results)
     manifests = tuple(read_manifests(path))
     cells = {cell.id: (manifest.suite, cell) for manifest in manifests for cell in manifest.cells}
     read, records = read_all(results), []
-    copies = copied_arrays(read)
+    copies, coverage = copied_arrays(read), read_coverage(path)
     for record in read:
         if record.id in cells and (fault := _cell_fault(record, *cells[record.id])):
             records.append(spoiled(_in_its_cell(record, *cells[record.id]), fault))
             continue
-        fault = copies.get(record.id) or arrays_fault(record, path)
-        if not fault and verify is not None and record.status == "ok":
+        left_out = is_left_out(record, path, coverage)
+        fault = copies.get(record.id) or ("" if left_out else arrays_fault(record, path))
+        if left_out and not fault:
+            record = replace(record, flags=tuple(dict.fromkeys((*record.flags, FLAG))))
+            if verify is not None:
+                fault = f"{REASON}, so its numbers cannot be computed again"
+        elif not fault and verify is not None and record.status == "ok":
             fault = verify(record, path)
         records.append(spoiled(record, fault) if fault else record)
     # `--out` is the folder above `records/`, so the command that an incomplete board prints must name it too.
@@ -119,6 +141,12 @@ def copied_arrays(records: Iterable[Record]) -> dict[str, str]:
             if copies:
                 faults[record.id] = f"its arrays are those of record {copies[0].id}, of seed {copies[0].seed}"
     return faults
+
+
+def is_left_out(record: Record, folder: Path, coverage: Coverage) -> bool:
+    """True if a record's arrays are not beside it, and a list of left out arrays names them."""
+    path = folder / (record.arrays or "")
+    return coverage.of(record) is not None and not path.exists() and not path.is_symlink()
 
 
 def arrays_fault(record: Record, folder: Path) -> str:

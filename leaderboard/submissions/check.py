@@ -159,7 +159,7 @@ def check_submission(folder: Path, root: Path, rules: Rules) -> CheckedSubmissio
     if (folder / "records").is_dir():
         # Its seeds follow from its digest, so a control that fails by chance could not be measured again: its rows
         # stand without a rank.
-        examined = examine(folder, rules.recompute, failed_control="flagged")
+        examined = examine(folder, rules.recompute, failed_control="flagged", left_out="refused")
         records, manifests = tuple(examined.records.values()), list(examined.manifests.values())
         faults += [replace(fault, file=f"{path}/{fault.file}" if fault.file else path) for fault in examined.faults]
     else:

@@ -171,3 +171,33 @@ def test_a_schema_of_another_name_is_refused_with_the_nearest(command):
     assert (
         command("leaderboard", "schema", "board")[2] == "error: no schema named 'board'; there are record, manifest\n"
     )
+
+
+def test_a_run_is_published_and_its_folder_checked_merged_and_shown_as_one(command, copied, tmp_path):
+    out = tmp_path / "published"
+    publish = ("leaderboard", "publish", copied, "--out", out)
+    code, printed, err = command(*publish, "--verify")
+    assert (code, err) == (0, "") and f"{out}/toy: new, 2 records, " in printed and "0 arrays left out" in printed
+    code, printed, _ = command(*publish, "--json")
+    (suite,) = json.loads(printed)["suites"]
+    assert code == 0 and (suite["suite"], suite["state"], suite["records"]) == ("toy", "unchanged", 2)
+    (out / "README.md").write_text("what this is")
+    code, printed, _ = command(*CHECK, out)
+    assert code == 0 and f"{out}/toy: 2 records, 1 manifests, 1 flagged" in printed
+    code, printed, _ = command("leaderboard", "table", out, "--format", "csv")
+    assert len(printed.splitlines()) == 2
+    assert command("leaderboard", "merge", out, "--out", tmp_path / "merged")[0] == 0
+    edit(copied, "utility", lambda data: data.update(seconds=9.0))
+    code, printed, _ = command(*publish)
+    assert code == 0 and "toy: replaced" in printed and "0 added, 0 removed, 1 changed" in printed
+
+
+def test_a_run_with_a_fault_is_not_published(command, copied, tmp_path):
+    edit(copied, "membership", lambda data: data["metrics"]["auc"].update(n=0))
+    for options in ((), ("--json",)):
+        code, printed, _ = command("leaderboard", "publish", copied, "--out", tmp_path / "published", *options)
+        assert (
+            code == 3 and "n must be at least 1" in " ".join(printed.split()) and not (tmp_path / "published").exists()
+        )
+    code, _, err = command("leaderboard", "publish", copied, "--out", tmp_path / "published", "--arrays-up-to", "1")
+    assert code == 2 and "arrays of up to 65536 bytes must lie beside their records" in err

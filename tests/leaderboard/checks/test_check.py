@@ -39,6 +39,12 @@ def test_records_of_earlier_runs_contradict_nothing():
         assert figure_faults(Record.from_values(data), "") == text_faults(data, "", LIMITS) == []
 
 
+def test_an_engine_may_say_why_a_faster_one_was_not_used(tampered):
+    reason = "torch.func (no layerwise: no known layer holds the parameter '1.weight', which is one of a Module)"
+    tampered.edit(tampered.first(**OK), lambda data: data.update(engine=reason))
+    assert not tampered.faults
+
+
 def test_no_folder_is_an_error_of_its_own(clean, tmp_path):
     (tmp_path / "link").symlink_to(clean)
     for path, words in ((tmp_path / "none", "there is no such directory"), (tmp_path / "link", "symbolic link")):
@@ -359,6 +365,12 @@ HOSTILE = {
         changed(lambda d: d["defense"].update(name="\u0501p_sgd")),
         ".json",
         "defense.name",
+        "ASCII letters",
+    ),
+    "an engine in letters of another alphabet": (
+        changed(lambda d: d.update(engine="l\u0430yerwise (no reason)")),
+        ".json",
+        "engine",
         "ASCII letters",
     ),
     "a metric's name that is a sentence": (
