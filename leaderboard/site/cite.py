@@ -5,6 +5,7 @@ BibTeX counts braces without regard to backslashes, so an escaped brace is a com
 """
 
 import json
+from collections.abc import Iterable
 
 from ..board.identity import board_version
 from ..board.rows import Row, guarantee_words
@@ -23,17 +24,18 @@ AUTHOR = "leakbench"
 _BRACES = str.maketrans({"{": "(", "}": ")"})
 
 
-def bibtex(row: SiteRow, publication: Publication) -> str:
+def bibtex(row: SiteRow, publication: Publication, recorded: Iterable[Record] | None = None) -> str:
     """Returns the BibTeX entry of a row.
 
     Args:
         row: of the site; one of a submission is cited by its submitters, and says how it was checked.
         publication: date of the board, and its address if there is one.
+        recorded: records of the row as their files have them, if those of the row have shortened paths.
     """
     submission = row.submission
     author = AUTHOR if submission is None else f"{submission.declaration.who} ({submission.handle})"
     note = [f"row {row.id}", f"tier: {row.tier.tier}"] if submission is not None else [f"row {row.id}"]
-    note.append(f"SHA-256 of its records: {records_digest(row)}")
+    note.append(f"SHA-256 of its records: {records_digest(row, recorded)}")
     fields = {
         "title": _words(f"{row.row.label} ({_budget(row.row)}) on {row.row.suite}"),
         "author": _words(author),
@@ -48,15 +50,16 @@ def bibtex(row: SiteRow, publication: Publication) -> str:
     return "\n".join([f"@misc{{leakbench-{row.id},", *lines, "}", ""])
 
 
-def records_digest(row: SiteRow) -> str:
+def records_digest(row: SiteRow, recorded: Iterable[Record] | None = None) -> str:
     """Returns the SHA-256 over ids and seals of the records behind a row, as `ID SEAL` in a line each, by id.
 
     Records of a submission count as their files have them, without the handle before the name of the defense.
 
     Args:
         row: of the site.
+        recorded: records of the row as their files have them; None for those of the row.
     """
-    records = [*row.row.records, *row.row.unranked]
+    records = [*row.row.records, *row.row.unranked] if recorded is None else list(recorded)
     if row.submission is not None:
         records = [as_submitted(record, row.submission.handle, row.submission.digest) for record in records]
     lines = sorted({f"{record.id} {_seal(record)}\n" for record in records})

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from ..board.aggregate import BoardCell, Estimate, over_seeds, student
 from ..board.notes import needs_words
 from ..board.rows import Row, rows_from
+from ..exports.safe_text import portable
 from ..kinds import KINDS
 from ..metrics import METRICS, KnownMetric, columns
 from ..records.details import CALIBRATION, REPORT, Half
@@ -143,7 +144,7 @@ def _of_row(row: Row, attack: str) -> Iterable[AttackCell]:
             missing.setdefault((record.kind, noise), record)
     for (kind, noise), record in missing.items():
         for metric in _metrics(kind):
-            none = Estimate(metric=metric.name, value=None, reason=f"{record.status}: {record.reason}")
+            none = Estimate(metric=metric.name, value=None, reason=portable(f"{record.status}: {record.reason}"))
             yield AttackCell(
                 suite=row.suite, defense=row.label, noise=KINDS[kind].noise_words(noise), metric=metric.name, own=none,
                 own_needs="", other=replace(none, reason="not compared"), other_needs="", others=0, own_compared=none,
