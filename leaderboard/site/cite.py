@@ -46,7 +46,10 @@ def bibtex(row: SiteRow, publication: Publication, recorded: Iterable[Record] | 
     if publication.url is not None:
         fields["url"] = f"{publication.url.rstrip('/')}/{row_page(row.id)}"
     # Twice in braces: BibTeX splits no author at "and", and changes no title's capitals.
-    lines = [f"  {name} = {{{{{value}}}}}," if name in ("title", "author") else f"  {name} = {{{value}}}," for name, value in fields.items()]
+    lines = [
+        f"  {name} = {{{{{value}}}}}," if name in ("title", "author") else f"  {name} = {{{value}}},"
+        for name, value in fields.items()
+    ]
     return "\n".join([f"@misc{{leakbench-{row.id},", *lines, "}", ""])
 
 

@@ -1,24 +1,24 @@
 """Submissions on a site: those that count with their rows, those set aside with the reason, and the page of each."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..board.content import Footnotes, seeds_words
 from ..board.rows import Row
+from ..board.table import Board
 from ..exports.safe_text import portable
 from ..metrics import columns
 from ..page.build import render_page
 from ..page.figures import epsilon_words
 from ..page.tables import flags_of, value
 from ..records.files import read_bytes
-from ..records.manifest import Manifest
 from ..records.record import Record
 from ..submissions.attack_cells import attack_cells, comparison_words, difference_words
 from ..submissions.check import CheckedSubmission, Rules, check_tree
-from ..submissions.rows import drift_lines, named_records
+from ..submissions.rows import NamedRecords, beside, drift_lines, named_records
 from ..submissions.signature import SIGNATURE
 from ..submissions.tiers import evidence_of
 from . import links
@@ -35,26 +35,28 @@ class SubmissionsRead:
     Attributes:
         submissions: that count.
         refused: path of a submission that was set aside, or of anything else that lies there -> its first fault.
-        records: of the submissions that count, their defenses named with the handle.
-        manifests: of these records.
+        named: path of a submission that counts -> its records and requests, defenses named with the handle.
         folders: id of a record -> folder of its arrays.
         owners: id of a record -> its submission.
     """
 
     submissions: tuple[SubmissionOnSite, ...]
     refused: dict[str, str]
-    records: tuple[Record, ...]
-    manifests: tuple[Manifest, ...]
+    named: Mapping[str, NamedRecords]
     folders: dict[str, Path]
     owners: dict[str, SubmissionOnSite]
 
     def owner(self, row: Row) -> SubmissionOnSite | None:
-        """Returns the submission of a row; None for a row of published records.
+        """Returns the submission of a row; None for a row of published records."""
+        return self.owners.get(row.records[0].id)
 
-        A row with records of several submissions, such as of a suite that is not published, has none.
+    def beside(self, published: Board | None) -> Board:
+        """Returns a board with the rows of the submissions, each ranked within its own submission.
+
+        Args:
+            published: board of published records; None without any.
         """
-        submissions = {id(owner): owner for record in row.records if (owner := self.owners.get(record.id))}
-        return next(iter(submissions.values())) if len(submissions) == 1 else None
+        return beside(published, self.named)
 
 
 def read_submissions(folder: Path, rules: Rules, published: Sequence[Record] = ()) -> SubmissionsRead:
@@ -74,18 +76,14 @@ def read_submissions(folder: Path, rules: Rules, published: Sequence[Record] = (
             refused[one.path] = ", ".join(filter(None, (file, fault.field))) + (": " if file else "") + fault.problem
     counting = [one for one in checked if one.counts]
     named = named_records(counting, published)
-    submissions, records, manifests, folders, owners = [], {}, [], {}, {}
+    submissions, folders, owners = [], {}, {}
     for one in counting:
         submission = _on_site(one, published, rules.verifiers or folder / "verifiers")
         submissions.append(submission)
         for record in named[one.path].records:
-            records.setdefault(record.id, record)
             folders.setdefault(record.id, one.folder / "records")
             owners.setdefault(record.id, submission)
-        manifests += named[one.path].manifests
-    return SubmissionsRead(
-        tuple(submissions), refused, tuple(records.values()), tuple(manifests), folders, owners
-    )
+    return SubmissionsRead(tuple(submissions), refused, named, folders, owners)
 
 
 def _on_site(checked: CheckedSubmission, published: Sequence[Record], verifiers: Path) -> SubmissionOnSite:

@@ -198,7 +198,9 @@ def _paired(name: str, own: BoardCell, other: BoardCell, half: Half | None) -> E
 
 
 def _has_halves(name: str, cell: BoardCell) -> bool:
-    return all(over_seeds(name, cell, half=half).seeds == over_seeds(name, cell).seeds for half in (CALIBRATION, REPORT))
+    return all(
+        over_seeds(name, cell, half=half).seeds == over_seeds(name, cell).seeds for half in (CALIBRATION, REPORT)
+    )
 
 
 def _on(cell: BoardCell, seeds: set[int]) -> BoardCell:
