@@ -31,7 +31,7 @@ UNKNOWN = "We do not know why."
 _Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class Explanation(BaseModel):
+class PaperExplanation(BaseModel):
     """Sentence on the cells whose figure differs from a paper's; without a budget, on those of every budget."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -46,7 +46,7 @@ class Explanation(BaseModel):
     sentence: Annotated[str, Field(min_length=1, max_length=1000)]
 
     @model_validator(mode="after")
-    def _valid(self) -> "Explanation":
+    def _valid(self) -> "PaperExplanation":
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise ValueError("must have epsilon or noise_multiplier, not both: a budget is one of them")
         if self.metric not in reported():
@@ -126,7 +126,7 @@ class PaperFigure:
         return f"{value:.{max(digits, 3)}f}"
 
 
-def read_explanations(results: Iterable[Path]) -> tuple[Explanation, ...]:
+def read_explanations(results: Iterable[Path]) -> tuple[PaperExplanation, ...]:
     """Reads the explanations beside the records of some results.
 
     Args:
@@ -138,7 +138,7 @@ def read_explanations(results: Iterable[Path]) -> tuple[Explanation, ...]:
     return tuple(explanation for folder in results for explanation in _of_file(folder / FILE))
 
 
-def _of_file(path: Path) -> Iterator[Explanation]:
+def _of_file(path: Path) -> Iterator[PaperExplanation]:
     if not path.exists() and not path.is_symlink():
         return
     content = read_bytes(path, "explanations")
@@ -155,14 +155,14 @@ def _of_file(path: Path) -> Iterator[Explanation]:
         try:
             # TOML's 3 is an integer, and a budget of 3 is meant.
             floats = {k: float(v) for k, v in entry.items() if k in ("epsilon", "noise_multiplier") and type(v) is int}
-            yield Explanation.model_validate(entry | floats)
+            yield PaperExplanation.model_validate(entry | floats)
         except (ValidationError, AttributeError) as error:
             problems = error.errors(include_url=False) if isinstance(error, ValidationError) else []
             words = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}".lstrip(": ") for p in problems)
             raise RecordError(f"{path.name}, explanation {number}: {words or 'must be a table'}") from None
 
 
-def table(rows: Iterable[Row], explanations: Sequence[Explanation] = ()) -> tuple[PaperFigure, ...]:
+def table(rows: Iterable[Row], explanations: Sequence[PaperExplanation] = ()) -> tuple[PaperFigure, ...]:
     """Returns the papers' figures of rows beside ours, in the order of the rows; each figure once per cell.
 
     Args:
@@ -183,7 +183,7 @@ def table(rows: Iterable[Row], explanations: Sequence[Explanation] = ()) -> tupl
     )
 
 
-def refuse_unused(rows: Iterable[Row], explanations: Sequence[Explanation]) -> None:
+def refuse_unused(rows: Iterable[Row], explanations: Sequence[PaperExplanation]) -> None:
     """Refuses explanations of no difference, which would outlive the numbers that they are about.
 
     Args:
@@ -202,7 +202,7 @@ def refuse_unused(rows: Iterable[Row], explanations: Sequence[Explanation]) -> N
 
 
 def _compared(
-    row: Row, cell: BoardCell, metric: str, theirs: float, source: str, explanations: Sequence[Explanation]
+    row: Row, cell: BoardCell, metric: str, theirs: float, source: str, explanations: Sequence[PaperExplanation]
 ) -> PaperFigure:
     ours, reason, deviation, interval, n = _ours(metric, cell)
     decided_by, differs = None, False

@@ -69,19 +69,19 @@ def read_submissions(folder: Path, rules: Rules, published: Sequence[Record] = (
     """
     checked, others = check_tree(folder, rules)
     refused = {fault.file: fault.problem for fault in others if fault.severity == "refused"}
-    for one in checked:
-        if not one.counts:
-            fault = next(fault for fault in one.faults if fault.severity == "refused")
-            file = fault.file.removeprefix(f"{one.path}/") if fault.file != one.path else ""
-            refused[one.path] = ", ".join(filter(None, (file, fault.field))) + (": " if file else "") + fault.problem
-    counting = [one for one in checked if one.counts]
+    for bad in checked:
+        if not bad.counts:
+            fault = next(fault for fault in bad.faults if fault.severity == "refused")
+            file = fault.file.removeprefix(f"{bad.path}/") if fault.file != bad.path else ""
+            refused[bad.path] = ", ".join(filter(None, (file, fault.field))) + (": " if file else "") + fault.problem
+    counting = [submission for submission in checked if submission.counts]
     named = named_records(counting, published)
     submissions, folders, owners = [], {}, {}
-    for one in counting:
-        submission = _on_site(one, published, rules.verifiers or folder / "verifiers")
+    for good in counting:
+        submission = _on_site(good, published, rules.verifiers or folder / "verifiers")
         submissions.append(submission)
-        for record in named[one.path].records:
-            folders.setdefault(record.id, one.folder / "records")
+        for record in named[good.path].records:
+            folders.setdefault(record.id, good.folder / "records")
             owners.setdefault(record.id, submission)
     return SubmissionsRead(tuple(submissions), refused, named, folders, owners)
 
@@ -145,8 +145,8 @@ def submission_page(site: Site, submission: SubmissionOnSite) -> str:
     return render_page("submission.html", context)
 
 
-def _same(one: SubmissionOnSite, other: SubmissionOnSite) -> bool:
-    return (one.handle, one.digest) == (other.handle, other.digest)
+def _same(first: SubmissionOnSite, second: SubmissionOnSite) -> bool:
+    return (first.handle, first.digest) == (second.handle, second.digest)
 
 
 def _about(submission: SubmissionOnSite) -> str:
@@ -193,7 +193,9 @@ def _signature(submission: SubmissionOnSite) -> str:
         return "not signed: nobody's key vouches for these bytes"
     if any(fault.file.endswith(SIGNATURE) for fault in checked.faults):
         return "signed, and the signature could not be checked: the handle has no public key here"
-    return f"signed by a key of {submission.handle}, which vouches for these bytes and does not show that they were computed"
+    return (
+        f"signed by a key of {submission.handle}: it vouches for these bytes, and does not show that they were computed"
+    )
 
 
 def _verdicts(submission: SubmissionOnSite) -> list[tuple[str, int]]:

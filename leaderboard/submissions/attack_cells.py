@@ -115,8 +115,8 @@ def _words(cell: AttackCell) -> tuple[str, ...]:
     if cell.other.value is None:
         return cell.title, cell.known.name_in_notes, own, "", "n/a", "n/a", cell.other.reason or ""
     compared = [number.words(digits) for number in (cell.own_compared, cell.other)]
-    other = f"{cell.other.attack} of {cell.others}" if cell.others > 1 else cell.other.attack or ""
-    return cell.title, cell.known.name_in_notes, own, *compared, difference_words(cell), other
+    rival = f"{cell.other.attack} of {cell.others}" if cell.others > 1 else cell.other.attack or ""
+    return cell.title, cell.known.name_in_notes, own, *compared, difference_words(cell), rival
 
 
 def difference_words(cell: AttackCell) -> str:
@@ -133,7 +133,7 @@ def difference_words(cell: AttackCell) -> str:
 def _of_row(row: Row, attack: str) -> Iterable[AttackCell]:
     own = [cell for cell in row.cells if _name(cell) == attack]
     for cell in own:
-        others = [other for other in row.cells if _name(other) != attack and _target(other) == _target(cell)]
+        others = [rival for rival in row.cells if _name(rival) != attack and _target(rival) == _target(cell)]
         for metric in _metrics(cell.kind):
             yield _compared(row, metric.name, cell, others)
     measured = {(cell.kind, cell.noise) for cell in own}
@@ -154,12 +154,12 @@ def _of_row(row: Row, attack: str) -> Iterable[AttackCell]:
 
 def _compared(row: Row, name: str, own: BoardCell, others: Sequence[BoardCell]) -> AttackCell:
     known, estimate = METRICS[name], over_seeds(name, own)
-    shared = {id(other): set(over_seeds(name, other).seeds) & set(estimate.seeds) for other in others}
-    most = max(map(len, shared.values()), default=0)
+    shared = [(cell, set(over_seeds(name, cell).seeds) & set(estimate.seeds)) for cell in others]
+    most = max((len(seeds) for _, seeds in shared), default=0)
     # An attack with fewer seeds is no equal comparison.
-    rivals = [_on(other, shared[id(other)]) for other in others if most and len(shared[id(other)]) == most]
+    rivals = [_on(cell, seeds) for cell, seeds in shared if most and len(seeds) == most]
     nothing = Estimate(metric=name, value=None, reason="no other attack was measured on this cell")
-    chosen_on, half, other, own_half, difference = None, None, nothing, nothing, nothing
+    chosen_on, half, of_rival, own_half, difference = None, None, nothing, nothing, nothing
     rival = rivals[0] if rivals else None
     if len(rivals) > 1:
         halves = all(_has_halves(name, cell) for cell in (own, *rivals))
@@ -168,11 +168,11 @@ def _compared(row: Row, name: str, own: BoardCell, others: Sequence[BoardCell]) 
         rival = max(rivals, key=lambda cell: known.leak_sign * (over_seeds(name, cell, half=by).value or 0.0))
     if rival is not None:
         own = _on(own, set(rival.records))
-        own_half, other = over_seeds(name, own, half=half), over_seeds(name, rival, half=half)
+        own_half, of_rival = over_seeds(name, own, half=half), over_seeds(name, rival, half=half)
         difference = _paired(name, own, rival, half)
     return AttackCell(
         suite=row.suite, defense=row.label, noise=KINDS[own.kind].noise_words(own.noise), metric=name, own=estimate,
-        own_needs=_needs(own), other=other, other_needs="" if rival is None else _needs(rival), others=len(rivals),
+        own_needs=_needs(own), other=of_rival, other_needs="" if rival is None else _needs(rival), others=len(rivals),
         own_compared=own_half, difference=difference, chosen_on=chosen_on,
     )  # fmt: skip
 
