@@ -3,7 +3,7 @@
 A paper's figure is taken as exact: records have no interval of it. Ours differs if it is more than two standard
 deviations of single runs away. With one seed, or seeds that agree to the last digit, there is no such deviation, and
 the interval of the record decides. A claimed epsilon is exact accounting, so it differs if it would not be printed as
-the paper's. Sentences are the publisher's, in `explanations.toml` beside the records: they are never computed.
+the paper's, with at least one decimal. Sentences are the publisher's, in `explanations.toml` beside the records.
 """
 
 import tomllib
@@ -226,7 +226,8 @@ def _compared(
 
 
 def _decimals(value: float) -> int:
-    return len(f"{value:g}".partition(".")[2])
+    """Decimals of a paper's epsilon, at least one: a number in TOML has lost its last zeros."""
+    return max(1, len(f"{value:g}".partition(".")[2]))
 
 
 def _ours(metric: str, cell: BoardCell) -> tuple[float | None, str, float | None, tuple[float, float] | None, int]:

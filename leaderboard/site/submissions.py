@@ -14,7 +14,7 @@ from ..metrics import columns
 from ..page.build import render_page
 from ..page.figures import epsilon_words
 from ..page.tables import flags_of, value
-from ..records.files import read_bytes
+from ..records.files import digest_of_bytes, read_bytes
 from ..records.record import Record
 from ..submissions.attack_cells import attack_cells, comparison_words, difference_words
 from ..submissions.check import CheckedSubmission, Rules, check_tree
@@ -203,11 +203,13 @@ def _verdicts(submission: SubmissionOnSite) -> list[tuple[str, int]]:
 
 
 def _method_text(submission: SubmissionOnSite) -> dict[str, str]:
-    """Text of the method's file, or why it is not shown; the check has compared its digest."""
+    """Text of the method's file, or why it is not shown."""
     method, checked = submission.declaration.method, submission.checked
     if method is None or checked is None:
         return {"text": "", "no_text": ""}
     content = read_bytes(checked.folder / method.file, "method file")
+    if digest_of_bytes(content) != method.sha256:
+        return {"text": "", "no_text": "it has changed since the check"}
     if len(content) > LARGEST_SHOWN:
         return {"text": "", "no_text": f"its {len(content)} bytes are more than this page shows, {LARGEST_SHOWN}"}
     try:

@@ -68,7 +68,7 @@ def test_seeds_that_are_equal_are_judged_by_the_interval_and_without_any_nothing
     assert not bare.differs and bare.decided_by is None and "not judged" in shown([bare])
 
 
-@pytest.mark.parametrize(("theirs", "differs"), [(3.0, False), (2.97, False), (2.96, True), (2.0, True)])
+@pytest.mark.parametrize(("theirs", "differs"), [(3.0, False), (2.97, False), (2.96, True), (2.9, True), (3.1, True)])
 def test_a_claimed_epsilon_is_compared_in_the_digits_that_the_paper_prints(theirs, differs):
     (figure,) = table(rows([0.8], theirs, metric_name="epsilon", claim=claim(2.9712)))
     assert figure.ours == pytest.approx(2.9712) and figure.differs == differs
