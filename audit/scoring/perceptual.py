@@ -43,7 +43,7 @@ def ssim_values(images: Float[Tensor, "n *shape"], truth: Float[Tensor, "n *shap
     # over reflected pixels.
     edge = SSIM_WINDOW // 2
     values = local[..., edge:-edge, edge:-edge].flatten(1).mean(dim=1)
-    # SSIM is at most 1, and rounding takes the mean of an exact copy above it.
+    # SSIM is at most 1, and rounding takes that of a copy within 1e-9 above it.
     return ImageValues(n=len(truth), values=values.double().clamp(-1, 1).numpy())
 
 

@@ -13,7 +13,7 @@ from leakbench.leaderboard.site.papers import UNKNOWN, read_explanations, refuse
 from ..conftest import claim, metric, record
 
 
-def rows(values, theirs, half=0.02, metric_name="accuracy", **fields):
+def rows(values, theirs, half: float | None = 0.02, metric_name="accuracy", **fields):
     figure = Reported(metric=metric_name, value=theirs, source="a paper, Table 1")
     accuracies = [{"accuracy": metric(value, half, better="higher")} for value in values]
     made = [

@@ -51,12 +51,12 @@ def records(attack="mine.py:by_loss", **fields):
     )
 
 
-def stamp(verdict="identical"):
+def stamp(verdict: Any = "identical"):
     line = CellComparison(
         cell="0" * 16, words="dp_sgd x <b>other</b>", seeds="same", metric="auc", reported=0.6, again=0.61,
         verdict=verdict, main=True, reason="<i>rule</i>",
     )  # fmt: skip
-    digests = {name: "0" * 64 for name in ("request", "declaration", "results")}
+    digests: dict[str, Any] = {name: "0" * 64 for name in ("request", "declaration", "results")}
     return Stamp(
         **digests, verifier="grace", date="2026-11-28", machine="cpu <u>", code=provenance(), salt="s", drawn=1,
         cells=("0" * 16,), comparisons=(line,),

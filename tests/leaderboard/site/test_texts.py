@@ -29,7 +29,7 @@ class Text(HTMLParser):
         for name, value in attrs:
             if name == "id":
                 self.ids.add(value)
-            if name == "href" and value.startswith("#"):
+            if name == "href" and value and value.startswith("#"):
                 self.targets.append(value[1:])
 
     def handle_data(self, data):
