@@ -28,8 +28,8 @@ def bibtex(row: SiteRow, publication: Publication, recorded: Iterable[Record] | 
     """Returns the BibTeX entry of a row.
 
     Args:
-        row: of the site; one of a submission is cited by its submitters, and says how it was checked.
-        publication: date of the board, and its address if there is one.
+        row: of the site; a submission's is cited by its submitters, with its tier.
+        publication: date of the board, and its address, if stated.
         recorded: records of the row as their files have them, if those of the row have shortened paths.
     """
     submission = row.submission

@@ -1,9 +1,9 @@
 """Papers' figures beside ours, in standard deviations over seeds, with a sentence where they differ.
 
 A paper's figure is taken as exact: records have no interval of it. Ours differs if it is more than two standard
-deviations of single runs away. With one seed, or seeds that agree to the last digit, there is no such deviation, and
+deviations of single runs away. With a single seed, or seeds that agree to the last digit, there is no such deviation, and
 the interval of the record decides. A claimed epsilon is exact accounting, so it differs if it would not be printed as
-the paper's, with at least one decimal. Sentences are the publisher's, in `explanations.toml` beside the records.
+the paper's, with a decimal or more. Sentences are the publisher's, in `explanations.toml` beside the records.
 """
 
 import tomllib
@@ -81,13 +81,13 @@ class PaperFigure:
         defense: its name.
         details: settings and budget by which rows of the defense differ.
         metric: its name.
-        attack: that reached ours; empty without one.
+        attack: that reached ours; empty for no attack.
         source: place in the paper.
         theirs: the paper's.
         ours: mean over seeds; None if not measured.
         reason: why there is none.
-        deviation: standard deviation of single runs over seeds; None with one seed, or if all are equal.
-        interval: 95 % interval of the mean; None without one.
+        deviation: standard deviation of single runs over seeds; None for a single seed, or equal values.
+        interval: 95 % interval of the mean, if any.
         n: number of seeds.
         decided_by: rule by which the figures were compared; None if nothing decides.
         differs: whether they differ by that rule.
@@ -170,7 +170,7 @@ def table(rows: Iterable[Row], explanations: Sequence[PaperExplanation] = ()) ->
         explanations: of the publisher.
 
     Raises:
-        RecordError: two explanations are about one cell.
+        RecordError: two explanations are about the same cell.
     """
     return tuple(
         _compared(row, cell, metric, theirs, source, explanations)
@@ -226,7 +226,7 @@ def _compared(
 
 
 def _decimals(value: float) -> int:
-    """Decimals of a paper's epsilon, at least one: a number in TOML has lost its last zeros."""
+    """Decimals of a paper's epsilon, no fewer than 1: a number in TOML has lost its last zeros."""
     return max(1, len(f"{value:g}".partition(".")[2]))
 
 

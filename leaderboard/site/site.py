@@ -56,7 +56,7 @@ class SubmissionOnSite:
         tier: of its rows, by the evidence of its stamp.
         remarks: sentences on what a check flagged.
         checked: all of it, as it was checked; None in tests of pages about other things.
-        stamp: of a verification; None without one.
+        stamp: of a verification, if any.
         ignored: why the stamp is no evidence; empty if it is.
         drift: of the suite's own methods, a comparison with the published records for each cell.
         attack_cells: of an attack, its own numbers beside the strongest other attack's.

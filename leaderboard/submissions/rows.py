@@ -106,7 +106,7 @@ def named_records(submissions: Sequence[CheckedSubmission], published: Sequence[
 def beside(published: Board | None, named: Mapping[str, NamedRecords]) -> Board:
     """Returns a board with the rows of submissions, each of which is compared and ranked within its own submission.
 
-    Seeds of a submission are its own, and so may be its attacks: in one comparison with others, either would take the
+    Seeds of a submission are its own, and so may be its attacks: in a comparison with others, either would take the
     ranks of all rows of the suite, and anybody could do that by a submission.
 
     Args:
