@@ -1,9 +1,9 @@
 """Papers' figures beside ours, in standard deviations over seeds, with a sentence where they differ.
 
 A paper's figure is taken as exact: records have no interval of it. Ours differs if it is more than two standard
-deviations of single runs away. With a single seed, or seeds that agree to the last digit, there is no such deviation, and
-the interval of the record decides. A claimed epsilon is exact accounting, so it differs if it would not be printed as
-the paper's, with a decimal or more. Sentences are the publisher's, in `explanations.toml` beside the records.
+deviations of single runs away. With a single seed, or seeds that agree to the last digit, there is no such deviation,
+and the interval of the record decides. A claimed epsilon is exact accounting, so it differs if it would not be printed
+as the paper's, with a decimal or more. Sentences are the publisher's, in `explanations.toml` beside the records.
 """
 
 import tomllib
