@@ -134,6 +134,7 @@ def _check(folder: Path, board: Path | None, verifiers: Path | None, as_json: bo
                 "others": [fault.to_dict() for fault in others],
                 "board": rows.board,
                 "drift": rows.drift,
+                "attacks": {path: [cell.to_dict() for cell in cells] for path, cells in rows.attacks.items()},
             }
         )
     else:

@@ -401,7 +401,6 @@ def _line(
             text=seeds_words(row), order=float(counts[0]), reason=(why := uneven_words(row)), note=notes.number(why)
         ),
     }
-    names = ("CLAIM VIOLATED" if flag == "claim_violated" else flag for flag in row.flags)
     return Line(
         name=row.defense.name,
         details=row.details,
@@ -409,9 +408,19 @@ def _line(
         key=marker(*style[row.method], hollow=row.claim is None or row.claim.epsilon is None),
         guarantee=guarantee_words(row.guarantee),
         cells=cells,
-        flags=tuple((name, TONES.get(name, ""), flag_meaning(name)) for name in names),
+        flags=flags_of(row),
         violated="claim_violated" in row.flags,
     )
+
+
+def flags_of(row: Row) -> tuple[tuple[str, str, str], ...]:
+    """Returns the flags of a row as (name, tone, meaning).
+
+    Args:
+        row: of the board.
+    """
+    names = ("CLAIM VIOLATED" if flag == "claim_violated" else flag for flag in row.flags)
+    return tuple((name, TONES.get(name, ""), flag_meaning(name)) for name in names)
 
 
 def flag_meaning(flag: str) -> str:

@@ -3,11 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..board.rows import Row
 from ..board.table import Board
 from ..exports.publication import Publication
+from ..submissions.attack_cells import AttackCell
+from ..submissions.check import CheckedSubmission
 from ..submissions.declaration import Declaration
+from ..submissions.stamp import Stamp
 from ..submissions.tiers import TierOf
 
 OTHER = "other"
@@ -51,6 +55,11 @@ class SubmissionOnSite:
         declaration: of the submission.
         tier: of its rows, by the evidence of its stamp.
         remarks: sentences on what a check flagged.
+        checked: all of it, as it was checked; None in tests of pages about other things.
+        stamp: of a verification, if any.
+        ignored: why the stamp is no evidence; empty if it is.
+        drift: of the suite's own methods, a comparison with the published records for each cell.
+        attack_cells: of an attack, its own numbers beside the strongest other attack's.
     """
 
     handle: str
@@ -58,6 +67,11 @@ class SubmissionOnSite:
     declaration: Declaration
     tier: TierOf
     remarks: tuple[str, ...] = ()
+    checked: CheckedSubmission | None = None
+    stamp: Stamp | None = None
+    ignored: str = ""
+    drift: tuple[Mapping[str, Any], ...] = ()
+    attack_cells: tuple[AttackCell, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

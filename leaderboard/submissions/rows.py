@@ -1,12 +1,12 @@
 """Rows of submissions as they will stand beside a published board, and the drift of the rows that both have."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..board.rows import CONTROL_FAILED
+from ..board.rows import CONTROL_FAILED, Row
 from ..board.table import Board
 from ..kinds import KINDS
 from ..records.fields import Metric
@@ -15,10 +15,13 @@ from ..records.labels import key_of, public
 from ..records.manifest import Expected, Manifest
 from ..records.record import Record
 from .agreement import Agreement, fresh_seeds_agree
-from .cells import is_own
+from .attack_cells import AttackCell, attack_cells, attack_table
 from .check import CheckedSubmission
 
 R = TypeVar("R", Record, Expected)
+
+DIGITS = 8
+"""Digits of its digest by which a submission is named, if its handle has several of a suite."""
 
 
 @dataclass(frozen=True)
@@ -29,19 +32,28 @@ class BoardRows:
         text: both for a terminal, with the drift.
         board: the board as JSON values; None without rows.
         drift: for each submission and cell that a published board has under other seeds, how they compare.
+        attacks: path of a submission of an attack -> the attack's own numbers, beside the strongest other attack's.
     """
 
     text: str
     board: dict[str, Any] | None = None
     drift: list[dict[str, Any]] = field(default_factory=list)
+    attacks: dict[str, tuple[AttackCell, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NamedRecords:
+    """Records and requests that a submission adds to a board, their defenses named with its handle."""
+
+    records: tuple[Record, ...]
+    manifests: tuple[Manifest, ...]
 
 
 def rows_beside(submissions: Sequence[CheckedSubmission], published: Path | None) -> BoardRows:
     """Returns the rows that submissions add to a board.
 
-    A submission's method gets its handle before its name, because methods of several handles may share a name, and the
-    start of its digest if the handle has several submissions of the suite. A submission whose control failed has no
-    rank.
+    Defenses get the handle before their name, because the numbers are the submitter's, and the start of the digest if
+    the handle has several submissions of the suite. A submission whose control failed has no rank.
 
     Args:
         submissions: those that count.
@@ -53,30 +65,77 @@ def rows_beside(submissions: Sequence[CheckedSubmission], published: Path | None
     if not submissions:
         return BoardRows("no submission counts, so there is no row to show")
     suites = {record.suite for checked in submissions for record in checked.records}
-    records, manifests = _published(published, suites)
-    old = list(records)
-    names = _names(submissions)
-    published_ids = {record.id for record in old}
-    for checked in submissions:
-        name = names[checked.path]
-        requests = [replace(m, cells=tuple(_named(checked, cell, name) for cell in m.cells)) for m in checked.manifests]
-        # Controls of a published board judge the attacks; without one, those of the submission do.
-        # Cells at a suite's own seeds, as of checkpoints, may be published already, and stay as they are there.
-        mine = {record.id for record in checked.own}
-        shown = [r for r in (_shown(checked) if old else checked.records) if r.id in mine or r.id not in published_ids]
-        own = [_flagged(checked, _named(checked, record, name)) for record in shown]
-        ids = {record.id for record in own}
-        records += own
-        manifests += [replace(m, cells=tuple(cell for cell in m.cells if cell.id in ids)) for m in requests]
-    board = Board.from_records({record.id: record for record in records}.values(), Completeness(tuple(manifests)))
-    drift = [line for checked in submissions for line in _drift(checked, old)]
-    beside = f"beside {published}" if old else "beside no published board: none has these suites"
+    old, manifests = _published(published, suites)
+    board = beside(
+        Board.from_records(old, Completeness(tuple(manifests))) if old else None, named_records(submissions, old)
+    )
+    drift = [line for checked in submissions for line in drift_lines(checked, old)]
+    attacks = {checked.path: cells for checked in submissions if (cells := attack_cells(checked))}
+    place = f"beside {published}" if old else "beside no published board: none has these suites"
     differing = [line for line in drift if line["verdict"] == "differs"]
-    lines = [board.to_text(), f"rows of {len(submissions)} submissions {beside}"]
+    lines = [board.to_text(), f"rows of {len(submissions)} submissions {place}"]
     if old:
         lines.append(f"drift: {len(differing)} of {len(drift)} numbers of the suite's own methods differ")
         lines += [f"  {d['submission']}: {d['cell']}, {d['metric']}: {d['reason']}" for d in differing]
-    return BoardRows("\n".join(lines), board.to_dict(), drift)
+    lines += [attack_table(path, cells) for path, cells in attacks.items()]
+    return BoardRows("\n".join(lines), board.to_dict(), drift, attacks)
+
+
+def named_records(submissions: Sequence[CheckedSubmission], published: Sequence[Record]) -> Mapping[str, NamedRecords]:
+    """Returns the records that each submission adds to a board, by its path.
+
+    Args:
+        submissions: those that count.
+        published: records of the board.
+    """
+    names, published_ids = _names(submissions), {record.id for record in published}
+    named = {}
+    for checked in submissions:
+        name = names[checked.path]
+        requests = [replace(m, cells=tuple(_named(checked, cell, name) for cell in m.cells)) for m in checked.manifests]
+        # Cells at a suite's own seeds, as of checkpoints, may be published already, and stay as they are there.
+        own = {record.id for record in checked.own}
+        shown = [record for record in checked.records if record.id in own or record.id not in published_ids]
+        records = tuple(_flagged(checked, _named(checked, record, name)) for record in shown)
+        ids = {record.id for record in records}
+        manifests = tuple(replace(m, cells=tuple(cell for cell in m.cells if cell.id in ids)) for m in requests)
+        named[checked.path] = NamedRecords(records, manifests)
+    return named
+
+
+def beside(published: Board | None, named: Mapping[str, NamedRecords]) -> Board:
+    """Returns a board with the rows of submissions, each of which is compared and ranked within its own submission.
+
+    Seeds of a submission are its own, and so may be its attacks: in a comparison with others, either would take the
+    ranks of all rows of the suite, and anybody could do that by a submission.
+
+    Args:
+        published: board of published records; None without any.
+        named: of `named_records`.
+    """
+    boards = [published] if published is not None else []
+    boards += [Board.from_records(n.records, Completeness(n.manifests)) for n in named.values() if n.records]
+    return Board(
+        rows=tuple(sorted((row for board in boards for row in board.rows), key=Row.order)),
+        controls=tuple(control for board in boards for control in board.controls),
+        violations=tuple(violation for board in boards for violation in board.violations),
+        unranked=tuple(record for board in boards for record in board.unranked),
+        gaps=tuple(dict.fromkeys(gap for board in boards for gap in board.gaps)),
+        active=tuple(result for board in boards for result in board.active),
+    )
+
+
+def as_submitted(record: Record, handle: str, digest: str) -> Record:
+    """Returns the record of a submission as its file has it: without the handle, and the flag of a failed control.
+
+    Args:
+        record: of `named_records`.
+        handle: of the submission.
+        digest: of its request.
+    """
+    name = record.defense.name.removeprefix(f"{handle}/").removeprefix(f"{digest[:DIGITS]}/")
+    flags = tuple(flag for flag in record.flags if flag != CONTROL_FAILED)
+    return replace(record, defense=replace(record.defense, name=name), flags=flags)
 
 
 def _published(published: Path | None, suites: set[str]) -> tuple[list[Record], list[Manifest]]:
@@ -90,13 +149,6 @@ def _published(published: Path | None, suites: set[str]) -> tuple[list[Record], 
     return records, manifests
 
 
-def _shown(checked: CheckedSubmission) -> list[Record]:
-    """Records of a submission's rows: for a defense its own, else all, because an attack is judged by every defense."""
-    if checked.declaration is not None and checked.declaration.kind == "defense":
-        return checked.own
-    return list(checked.records)
-
-
 def _names(submissions: Sequence[CheckedSubmission]) -> dict[str, str]:
     """Returns the prefix of the rows of each submission, by its path: the handle, with the digest if it has several.
 
@@ -104,7 +156,7 @@ def _names(submissions: Sequence[CheckedSubmission]) -> dict[str, str]:
     """
     handles = Counter((checked.folder.parent.name, _suite(checked)) for checked in submissions)
     return {
-        checked.path: handle if handles[handle, _suite(checked)] < 2 else f"{handle}/{checked.digest[:8]}"
+        checked.path: handle if handles[handle, _suite(checked)] < 2 else f"{handle}/{checked.digest[:DIGITS]}"
         for checked in submissions
         if (handle := checked.folder.parent.name)
     }
@@ -120,18 +172,19 @@ def _flagged(checked: CheckedSubmission, record: Record) -> Record:
 
 
 def _named(checked: CheckedSubmission, cell: R, name: str) -> R:
-    """Returns a record or cell whose defense is named with the handle, unless it is none of the submission's rows."""
+    """Returns a record or cell whose defense is named with the handle."""
     if checked.declaration is None:
         return cell
-    name, attack = f"{name}/{cell.defense.name}", cell.attack
-    own = is_own(checked.declaration, cell.defense.name, attack and attack.name)
-    if checked.declaration.kind == "defense" and not own:
-        return cell
-    return replace(cell, defense=replace(cell.defense, name=name))
+    return replace(cell, defense=replace(cell.defense, name=f"{name}/{cell.defense.name}"))
 
 
-def _drift(checked: CheckedSubmission, old: Iterable[Record]) -> list[dict[str, Any]]:
-    """Comparisons of the suite's own methods in a submission with the published ones, by their seeds."""
+def drift_lines(checked: CheckedSubmission, old: Iterable[Record]) -> list[dict[str, Any]]:
+    """Returns comparisons of the suite's own methods in a submission with the published ones, by their seeds.
+
+    Args:
+        checked: submission.
+        old: published records.
+    """
     if checked.declaration is None:
         return []
     method = checked.declaration.method

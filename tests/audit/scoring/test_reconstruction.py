@@ -12,6 +12,7 @@ from scipy.ndimage import gaussian_filter
 
 from leakbench.attacks.core import Reconstruction
 from leakbench.audit.scoring.images import ImageValues, absent, gain_metric, share_metric, summed_up
+from leakbench.audit.scoring.perceptual import ssim_values
 from leakbench.audit.scoring.reconstruction import best_match, match, psnr, score_reconstruction
 from leakbench.leaderboard.metrics import METRICS
 
@@ -152,6 +153,16 @@ def test_the_similarity_of_identical_images_is_one_and_that_of_negatives_below_z
     smooth = torch.linspace(0, 1, 16).expand(2, 1, 16, 16)
     assert score(smooth, smooth, LABELS[:2])["ssim"].value == pytest.approx(1)
     assert number(score(1 - smooth, smooth, LABELS[:2])["ssim"].value) < 0
+
+
+@pytest.mark.peers
+def test_the_similarity_of_a_close_copy_is_not_rounded_above_one():
+    pytest.importorskip("torchmetrics")
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.rand(200, 1, 16, 16, generator=generator, dtype=torch.float64)
+    copies = truth + 1e-12 * torch.randn(truth.shape, generator=generator, dtype=torch.float64)
+    values = ssim_values(copies, truth).values
+    assert values is not None and values.max() == 1 and values == pytest.approx(1)
 
 
 @pytest.mark.peers

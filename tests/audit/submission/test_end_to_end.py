@@ -1,15 +1,23 @@
 """A stranger's afternoon in small: a defense by file is drafted, run, checked, signed, verified, and tampered with."""
 
 import dataclasses
+import hashlib
 import json
 import shlex
 
 import pytest
 
+from leakbench.audit.cli.submit import rules_of
 from leakbench.audit.submission.suites import facts
+from leakbench.leaderboard.board.identity import row_id
+from leakbench.leaderboard.board.table import Board
 from leakbench.leaderboard.checks.suites import KnownSuite, suite_faults
+from leakbench.leaderboard.exports.publication import Publication
 from leakbench.leaderboard.records.manifest import read_manifests
 from leakbench.leaderboard.records.record import read
+from leakbench.leaderboard.site.cite import records_digest
+from leakbench.leaderboard.site.site import Guide, Site, SiteRow
+from leakbench.leaderboard.site.submissions import read_submissions, submission_page
 from leakbench.leaderboard.submissions.declaration import read_declaration
 from leakbench.leaderboard.submissions.signature import can_sign
 from tests.leaderboard.submissions.test_signature import make_key
@@ -146,6 +154,8 @@ def test_attacks_and_plain_runs_are_submitted_and_verified_alike(tiny_suite, tmp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CANARY", str(tmp_path / "canary"))
     code, checked = document(capsys, "submit", folder, "--check")
+    own = checked["attacks"].get(f"{handle}/{folder.name}", [])
+    assert {cell["other"]["attack"] for cell in own} == ({"likelihood_ratio"} if kind == "attack" else set())
     assert code == 0, checked["submissions"][0]["faults"]
     assert not (tmp_path / "canary").exists()
     agreed = ("--run-their-code",) if kind == "attack" else ()
@@ -248,3 +258,43 @@ def test_folders_without_a_record_are_not_merged(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     code, _, error = run_command(capsys, "leaderboard", "merge", tmp_path / "empty", "--out", tmp_path / "out")
     assert code == 3 and f"there is no record in {tmp_path / 'empty'}" in error
+
+
+def test_a_site_has_the_submission_that_counts_with_its_page_and_names_the_bad_one(tree, submission, tmp_path):
+    (tree / "eve" / "0").mkdir(parents=True)
+    read_back = read_submissions(tree, rules_of())
+    (shown,) = read_back.submissions
+    assert shown.handle == "ada" and list(read_back.refused) == ["eve/0"]
+    assert "SUBMISSION.toml" in read_back.refused["eve/0"] and not (tmp_path / "canary").exists()
+    board = read_back.beside(None)
+    rows = tuple(
+        SiteRow(id=row_id(row), row=row, tier=shown.tier, submission=read_back.owner(row)) for row in board.rows
+    )
+    assert all(row.submission is shown and row.row.defense.name.startswith("ada/") for row in rows)
+    site = Site(
+        board=board, rows=rows, folders=read_back.folders, guide=Guide(), publication=Publication(),
+        submissions=read_back.submissions, refused=read_back.refused,
+    )  # fmt: skip
+    text = submission_page(site, shown)
+    for words in ("Unverified parts:", "Ada, Example University", "ada/half_<wbr>dp.py:half_<wbr>dp", "def half_dp"):
+        assert words in text
+    # A citation pins the files: their seals, although the rows' records have the handle in their names.
+    (own,) = [row for row in rows if row.row.defense.name == "ada/half_dp.py:half_dp" and row.row.control is None]
+    files = [json.loads(path.read_text()) for path in (submission / "records").glob("*.json")]
+    seals = sorted(
+        f"{r['id']} {r['seal']}\n" for r in files if r["defense"]["name"] == "half_dp.py:half_dp" and not r["control"]
+    )
+    assert records_digest(own) == hashlib.sha256("".join(seals).encode()).hexdigest()
+
+    method = submission / "half_dp.py"
+    method.write_bytes(method.read_bytes() + b"# another")  # the next check refuses it
+    assert "it has changed since the check" in submission_page(site, shown)
+
+
+def test_no_submission_takes_the_ranks_of_the_published_rows(tree, submission):
+    published = Board.from_folder(submission / "records")
+    read_back = read_submissions(tree, rules_of())
+    both = read_back.beside(published)
+    ranks = {row.label: row.rank for row in both.rows}
+    assert all(ranks[row.label] == row.rank for row in published.rows)
+    assert any(row.rank for row in both.rows if row.defense.name == "ada/half_dp.py:half_dp")
