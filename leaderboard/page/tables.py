@@ -6,8 +6,8 @@ with a footnote that gives the reason, and is sorted last in either direction.
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal
 
@@ -165,6 +165,8 @@ class Line:
         cells: column -> cell.
         flags: (name, tone, meaning) each; the tone is "bad", "warn" or "".
         violated: whether its claim was refuted.
+        id: permanent, of the row; empty on a page that is not of a site.
+        page: path of the row's page below the root of the site; empty without one.
     """
 
     name: str
@@ -175,6 +177,8 @@ class Line:
     cells: Mapping[str, Value]
     flags: tuple[tuple[str, str, str], ...]
     violated: bool
+    id: str = ""
+    page: str = ""
 
 
 @dataclass(kw_only=True)
@@ -225,13 +229,19 @@ class Section:
         return " · ".join(filter(None, (self.suite, self.data, self.model)))
 
 
-def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Section]:
+def sections(
+    rows: Sequence[Row],
+    style: Style,
+    notes: Footnotes,
+    row_page: Callable[[Row], tuple[str, str]] | None = None,
+) -> list[Section]:
     """Builds the tables of the board.
 
     Args:
         rows: in the order of the board.
         style: method -> (colour, marker).
         notes: footnotes, to which reasons are added.
+        row_page: row -> (its permanent id, path of its page below the root of a site); None without a site.
 
     Returns:
         A section for each group of comparable rows.
@@ -241,12 +251,16 @@ def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Sectio
         model = " · ".join(filter(None, (model, unit)))
         section = Section(name=f"s{i + 1}", suite=suite, data=data, model=model, rows=list(group))
         section.columns, section.left_out = _columns(section.rows)
+        shown, budgets = {column.key for column in section.columns}, several_guarantees(section.rows)
         scales = {column.key: _scale(metric, section.rows) for metric, column in shown_columns(section.rows)}
         for row in section.rows:
             # Controls are in a table body of their own, so that sorting never puts one above the contestants.
             into = section.controls if row.control else section.contestants
-            shown = {column.key for column in section.columns}
-            into.append(_line(row, style, scales, notes, shown, budgets=several_guarantees(section.rows)))
+            line = _line(row, style, scales, notes, shown, budgets=budgets)
+            if row_page is not None:
+                identifier, page = row_page(row)
+                line = replace(line, id=identifier, page=page)
+            into.append(line)
         tables.append(section)
     return tables
 
@@ -398,7 +412,6 @@ def _line(
             text=seeds_words(row), order=float(counts[0]), reason=(why := uneven_words(row)), note=notes.number(why)
         ),
     }
-    names = ("CLAIM VIOLATED" if flag == "claim_violated" else flag for flag in row.flags)
     return Line(
         name=row.defense.name,
         details=row.details,
@@ -406,9 +419,19 @@ def _line(
         key=marker(*style[row.method], hollow=row.claim is None or row.claim.epsilon is None),
         guarantee=guarantee_words(row.guarantee),
         cells=cells,
-        flags=tuple((name, TONES.get(name, ""), _meaning(name)) for name in names),
+        flags=flags_of(row),
         violated="claim_violated" in row.flags,
     )
+
+
+def flags_of(row: Row) -> tuple[tuple[str, str, str], ...]:
+    """Returns the flags of a row as (name, tone, meaning).
+
+    Args:
+        row: of the board.
+    """
+    names = ("CLAIM VIOLATED" if flag == "claim_violated" else flag for flag in row.flags)
+    return tuple((name, TONES.get(name, ""), _meaning(name)) for name in names)
 
 
 def _meaning(flag: str) -> str:
