@@ -62,7 +62,7 @@ help:
 # `run` prints the board, also where a cell failed; the page is made then too, and the exit code stays that of `run`.
 demo: $(VENV)/.core
 	@$(BIN)/leakbench run quick --out $(OUT); code=$$?; \
-	$(BIN)/leakbench leaderboard build $(OUT) --out $(OUT)/page || [ $$code -ne 0 ] || code=$$?; exit $$code
+	$(BIN)/leakbench leaderboard page $(OUT) --out $(OUT)/page || [ $$code -ne 0 ] || code=$$?; exit $$code
 
 # Beside one another: the type checker is one process, and the tests wait for their imports. Tests are half of all that
 # has types, and theirs are checked by `make ci`.

@@ -6,6 +6,7 @@ several machines copied into a folder. The folder ought to hold the cells of all
 """
 
 import dataclasses
+import functools
 import json
 import shlex
 from collections.abc import Iterable, Mapping
@@ -93,7 +94,7 @@ class Manifest:
         if self.schema != SCHEMA:
             raise RecordError(f"schema must be {SCHEMA} for this version of the code, got {self.schema}")
 
-    @property
+    @functools.cached_property  # digests of ten thousand cells take seconds
     def name(self) -> str:
         """File name: the suite's digest and a digest of the manifest's own content, which exposes later edits."""
         # Sorted keys, so that the name depends on the content and not on the file's layout.

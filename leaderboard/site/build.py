@@ -19,7 +19,7 @@ from ..submissions.tiers import tier_of
 from . import links
 from .files import refuse_occupied, write_site
 from .methods import attack_page, by_attack, by_defense, defense_page
-from .portable_board import portable_copy
+from .portable_board import PortableCopies
 from .row import JSON, row_page
 from .site import Guide, Site, SiteRow
 from .sources import Sources, read_sources
@@ -48,14 +48,14 @@ def build_site(
     refuse_occupied(out)
     sources = read_sources(results, verify)
     board = Board.from_records(sources.records, sources.complete)
-    suites = suites_of(sources, board)
-    site = _site(board, sources, guide, publication)
+    copies = PortableCopies()
+    suites = suites_of(sources, board, copies)
+    site = _site(board, copies.of(board), sources, guide, publication)
     write_site(_files(site, board, suites), out)
     return site
 
 
-def _site(board: Board, sources: Sources, guide: Guide, publication: Publication) -> Site:
-    shown = portable_copy(board)
+def _site(board: Board, shown: Board, sources: Sources, guide: Guide, publication: Publication) -> Site:
     # Ids from the rows as recorded: a shortened path must not change them.
     rows = [
         SiteRow(id=row_id(recorded), row=row, tier=tier_of(row.flags))

@@ -28,6 +28,7 @@ class Head:
     """Column of a table; `best` is the direction in which it is sorted first."""
 
     title: str
+    unit: str = ""
     number: bool = True
     best: Literal["ascending", "descending"] = "ascending"
 
@@ -178,7 +179,8 @@ def _of_defense(rows: Sequence[SiteRow]) -> SuiteTable:
         Head(title="rank"),
         *(
             Head(
-                title=" ".join(filter(None, (column.title or " ".join(column.header), column.unit))),
+                title=column.title or " ".join(column.header),
+                unit=column.unit,
                 # The best of the defense first, as on the page of a run.
                 best="descending" if metric.better == "higher" else "ascending",
             )
@@ -212,8 +214,9 @@ def _of_attack(cells: Sequence[tuple[SiteRow, BoardCell]]) -> SuiteTable:
         Head(title="claimed ε"),
         Head(title="measured"),
         Head(title="seeds", best="descending"),
-        Head(title="settings of the attack", number=False),
     ]
+    if any(record.attack and record.attack.settings for _, cell in cells for record in cell.records.values()):
+        heads.append(Head(title="settings of the attack", number=False))
     lines = []
     for row, cell in cells:
         metric, first = METRICS[KINDS[cell.kind].main], next(iter(cell.records.values()))
@@ -221,8 +224,9 @@ def _of_attack(cells: Sequence[tuple[SiteRow, BoardCell]]) -> SuiteTable:
         settings = first.attack.settings if first.attack else {}
         number = _number(estimate, least=False)
         flags = dict.fromkeys(flag for record in cell.records.values() for flag in record.flags)
+        several = any(other.kind == cell.kind and other.attack != cell.attack for other in row.row.cells)
         label = f"{metric.label}{KINDS[cell.kind].noise_words(cell.noise)}"
-        strongest = "strongest of its kind" if _is_strongest(row.row, cell) else ""
+        strongest = "strongest of its kind" if several and _is_strongest(row.row, cell) else ""
         lines.append(
             [
                 _who(row, row.row.details, tuple((flag, TONES.get(flag, ""), "") for flag in flags)),
@@ -233,7 +237,7 @@ def _of_attack(cells: Sequence[tuple[SiteRow, BoardCell]]) -> SuiteTable:
                 ),
                 Entry(text=str(len(cell.records)), order=float(len(cell.records))),
                 Entry(text=", ".join(f"{key}={word(item)}" for key, item in settings.items()) or "-"),
-            ]
+            ][: len(heads)]
         )  # fmt: skip
     return _table(cells[0][0].row.section, heads, lines)
 

@@ -17,41 +17,41 @@ from ..records.validation import OpenFields
 T = TypeVar("T")
 
 
-def portable_copy(value: T) -> T:
-    """Returns a value with the text of its dataclasses, mappings and sequences made portable; itself if it was.
-
-    Args:
-        value: of dataclasses of the board; a record is read only if its text has a path.
-    """
-    return _Copies().of(value)
-
-
-class _Copies:
-    """Copies by the identity of the record, which many cells and rows share."""
+class PortableCopies:
+    """Copies whose text has no path; of a record once, because cells of several boards share it."""
 
     def __init__(self) -> None:
-        self._records: dict[int, Record] = {}
+        # The record itself is kept too, so that no other gets its identity.
+        self._records: dict[int, tuple[Record, Record]] = {}
 
-    def of(self, value: Any) -> Any:
+    def of(self, value: T) -> T:
+        """Returns a value with the text of its dataclasses, mappings and sequences made portable; itself if it was.
+
+        Args:
+            value: of dataclasses of the board; a record is read only if its text has a path.
+        """
+        return self._of(value)
+
+    def _of(self, value: Any) -> Any:
         if isinstance(value, str):
             return portable(value)
         if isinstance(value, Record):
             if id(value) not in self._records:
-                self._records[id(value)] = value if _clean(value) else self._fields(value)
-            return self._records[id(value)]
+                self._records[id(value)] = value, value if _clean(value) else self._fields(value)
+            return self._records[id(value)][1]
         if dataclasses.is_dataclass(value):
             return self._fields(value)
         if isinstance(value, OpenFields):
-            return type(value)({self.of(key): self.of(item) for key, item in value.items()})
+            return type(value)({self._of(key): self._of(item) for key, item in value.items()})
         if isinstance(value, Mapping):
-            return {self.of(key): self.of(item) for key, item in value.items()}
+            return {self._of(key): self._of(item) for key, item in value.items()}
         if isinstance(value, list | tuple | frozenset):
-            return type(value)(map(self.of, value))
+            return type(value)(map(self._of, value))
         return value
 
     def _fields(self, value: Any) -> Any:
         known = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        changed = {name: new for name, old in known.items() if (new := self.of(old)) is not old and new != old}
+        changed = {name: new for name, old in known.items() if (new := self._of(old)) is not old and new != old}
         if not changed:
             return value
         # Not `replace`: a record was checked when it was read, and its shortened text need not pass again.

@@ -152,7 +152,7 @@ def _facts(row: Row) -> list[tuple[str, str, str]]:
         estimate = row.estimates[column.key]
         if estimate.value is not None and not column.optional:
             sign = "≥" if metric.of_attack and at_least(row, estimate) else ""
-            title = column.title or " ".join(column.header)
+            title = " ".join(filter(None, (column.title or " ".join(column.header), column.unit)))
             facts.append((f"{sign}{metric.number(estimate.value, metric.digits).removeprefix('≥')}", title, ""))
     # Four numbers besides epsilon and seeds fill a line.
     return [*facts[:5], (seeds_words(row), "seeds", "")]

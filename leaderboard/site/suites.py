@@ -10,7 +10,7 @@ from ..board.table import Board
 from ..exports.safe_text import portable
 from ..page.build import Surroundings, render
 from . import links
-from .portable_board import portable_copy
+from .portable_board import PortableCopies
 from .sources import Sources
 
 VEGA = "vega.js"
@@ -33,6 +33,7 @@ class Suite:
         ids: of the rows of the board, in order.
         csv: the board as CSV.
         sources: its records and their folders.
+        copies: that made the board.
     """
 
     name: str
@@ -40,14 +41,16 @@ class Suite:
     ids: tuple[str, ...]
     csv: str
     sources: Sources
+    copies: PortableCopies
 
 
-def suites_of(sources: Sources, board: Board) -> list[Suite]:
+def suites_of(sources: Sources, board: Board, copies: PortableCopies) -> list[Suite]:
     """Returns the suites of a site by name.
 
     Args:
         sources: of all suites.
         board: of all records.
+        copies: makes them portable.
     """
     names = sorted({record.suite for record in sources.records})
     suites = []
@@ -57,10 +60,11 @@ def suites_of(sources: Sources, board: Board) -> list[Suite]:
         suites.append(
             Suite(
                 name=portable(name),
-                board=portable_copy(of_suite),
+                board=copies.of(of_suite),
                 ids=tuple(map(row_id, of_suite.rows)),
                 csv=portable(of_suite.to_csv()),
                 sources=own,
+                copies=copies,
             )
         )
     return suites
@@ -86,9 +90,9 @@ def suite_files(suite: Suite, trees: Mapping[str, Mapping[str, Any]]) -> dict[st
     )
     text = render(
         suite.board,
-        portable_copy(suite.sources.records),
+        suite.copies.of(suite.sources.records),
         suite.sources.folders,
-        portable_copy(tuple(suite.sources.tunings())),
+        suite.copies.of(tuple(suite.sources.tunings())),
         suite.sources.selftest(),
         surroundings,
     )

@@ -16,7 +16,7 @@ def command(capsys, monkeypatch, tmp_path):
 
     def run(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
-            cli.main(["leaderboard", "build", *arguments])
+            cli.main(["leaderboard", "page", *arguments])
         captured = capsys.readouterr()
         assert isinstance(ended.value.code, int)
         return ended.value.code, captured.out, captured.err
