@@ -73,7 +73,7 @@ def build(
     from leakbench.leaderboard.exports.publication import Publication
     from leakbench.leaderboard.site.build import build_site
 
-    from ..catalog.guide import guide
+    from .guide import guide
 
     faults: list[str] = []
     publication = Publication(dataset=dataset, license=license_)

@@ -23,7 +23,7 @@ from .portable_board import PortableCopies
 from .row import JSON, row_page
 from .site import Guide, Site, SiteRow
 from .sources import Sources, read_sources
-from .suites import VEGA, Suite, json_bytes, suite_files, suites_of
+from .suites import VEGA, SuiteOnSite, json_bytes, suite_files, suites_of
 
 
 def build_site(
@@ -64,7 +64,7 @@ def _site(board: Board, shown: Board, sources: Sources, guide: Guide, publicatio
     return Site(board=shown, rows=tuple(rows), folders=sources.folders, guide=guide, publication=publication)
 
 
-def _files(site: Site, board: Board, suites: Sequence[Suite]) -> dict[str, bytes]:
+def _files(site: Site, board: Board, suites: Sequence[SuiteOnSite]) -> dict[str, bytes]:
     """Files of a site by path; the front page is last, so that what it links to is there before."""
     content = site.board.to_dict()
     trees: dict[str, dict[str, Any]] = {}
@@ -96,7 +96,7 @@ def _downloads(site: Site, board: Board) -> dict[str, bytes]:
     return tables | {names[name]: content for name, content in parquet.items()}
 
 
-def front_page(site: Site, suites: Sequence[Suite]) -> str:
+def front_page(site: Site, suites: Sequence[SuiteOnSite]) -> str:
     """Renders a front page with links to all others.
 
     Args:

@@ -34,7 +34,7 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class TableEntry:
     """Cell of a table.
 
     Attributes:
@@ -58,7 +58,7 @@ class Entry:
 class TableLine:
     """Line of a table; its first cell names it."""
 
-    cells: tuple[Entry, ...]
+    cells: tuple[TableEntry, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ def _render(path: str, **context: Any) -> str:
     return render_page("method.html", {"root": links.root_of(path), "best": (), "active": (), **context})
 
 
-def _table(section: tuple[str, ...], heads: Sequence[Head], lines: Iterable[Sequence[Entry]]) -> SuiteTable:
+def _table(section: tuple[str, ...], heads: Sequence[Head], lines: Iterable[Sequence[TableEntry]]) -> SuiteTable:
     suite, *rest = section
     return SuiteTable(
         title=suite,
@@ -196,13 +196,13 @@ def _of_defense(rows: Sequence[SiteRow]) -> SuiteTable:
             [
                 _who(row, _settings_words(row.row)),
                 _epsilon(row.row),
-                Entry(text=str(row.row.rank or "-"), order=row.row.rank, below=_among(row.row), hint=row.row.unplaced),
+                _rank(row.row),
                 *(
                     _number(row.row.estimates[column.key], at_least(row.row, row.row.estimates[column.key]))
                     for _, column in columns
                 ),
-                Entry(text=strongest or "-", order=strongest or None, page=_page_of(row.row, strongest)),
-                Entry(text=seeds_words(row.row), order=float(len(row.row.seeds))),
+                TableEntry(text=strongest or "-", order=strongest or None, page=_page_of(row.row, strongest)),
+                TableEntry(text=seeds_words(row.row), order=float(len(row.row.seeds))),
             ]
         )
     return _table(own[0].section, heads, lines)
@@ -231,22 +231,22 @@ def _of_attack(cells: Sequence[tuple[SiteRow, BoardCell]]) -> SuiteTable:
             [
                 _who(row, row.row.details, tuple((flag, TONES.get(flag, ""), "") for flag in flags)),
                 _epsilon(row.row),
-                Entry(
+                TableEntry(
                     text=f"{label} {number.text}", order=number.order, hint=number.hint,
                     below=" ".join(filter(None, (number.below, strongest))),
                 ),
-                Entry(text=str(len(cell.records)), order=float(len(cell.records))),
-                Entry(text=", ".join(f"{key}={word(item)}" for key, item in settings.items()) or "-"),
+                TableEntry(text=str(len(cell.records)), order=float(len(cell.records))),
+                TableEntry(text=", ".join(f"{key}={word(item)}" for key, item in settings.items()) or "-"),
             ][: len(heads)]
         )  # fmt: skip
     return _table(cells[0][0].row.section, heads, lines)
 
 
-def _who(row: SiteRow, details: str, flags: tuple[tuple[str, str, str], ...] | None = None) -> Entry:
+def _who(row: SiteRow, details: str, flags: tuple[tuple[str, str, str], ...] | None = None) -> TableEntry:
     """Cell that names a row, and leads to it."""
     control = f"{row.row.control.replace('_', ' ')} control" if row.row.control else ""
     name = row.row.defense.name
-    return Entry(
+    return TableEntry(
         text=name,
         below=", ".join(filter(None, (details, control))),
         page=links.row_page(row.id),
@@ -260,20 +260,21 @@ def _settings_words(row: Row) -> str:
     return row.details or budget
 
 
-def _among(row: Row) -> str:
-    return f"of {row.ranked_of}" if row.rank else ""
+def _rank(row: Row) -> TableEntry:
+    among = f"of {row.ranked_of}" if row.rank else ""
+    return TableEntry(text=str(row.rank or "-"), order=row.rank, below=among, hint=row.unplaced)
 
 
-def _epsilon(row: Row) -> Entry:
+def _epsilon(row: Row) -> TableEntry:
     claim = row.claim
     order = None if claim is None else math.inf if claim.epsilon is None else claim.epsilon
     hint = "no claim in these records" if claim is None else claim.reason or ""
-    return Entry(text=epsilon_words(row), order=order, hint=hint)
+    return TableEntry(text=epsilon_words(row), order=order, hint=hint)
 
 
-def _number(estimate: Estimate, least: bool) -> Entry:
+def _number(estimate: Estimate, least: bool) -> TableEntry:
     cell = value(estimate, Footnotes(), lower_end=least and METRICS[estimate.metric].of_attack)
-    return Entry(
+    return TableEntry(
         text=cell.text, below=" ".join(filter(None, (cell.ends, cell.bound))), order=cell.order, hint=cell.reason
     )
 

@@ -24,7 +24,7 @@ megabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suite:
+class SuiteOnSite:
     """Board of one suite, without paths of this machine.
 
     Attributes:
@@ -44,7 +44,7 @@ class Suite:
     copies: PortableCopies
 
 
-def suites_of(sources: Sources, board: Board, copies: PortableCopies) -> list[Suite]:
+def suites_of(sources: Sources, board: Board, copies: PortableCopies) -> list[SuiteOnSite]:
     """Returns the suites of a site by name.
 
     Args:
@@ -58,7 +58,7 @@ def suites_of(sources: Sources, board: Board, copies: PortableCopies) -> list[Su
         own = sources.of_suite(name)
         of_suite = board if len(names) == 1 else Board.from_records(own.records, own.complete)
         suites.append(
-            Suite(
+            SuiteOnSite(
                 name=portable(name),
                 board=copies.of(of_suite),
                 ids=tuple(map(row_id, of_suite.rows)),
@@ -70,7 +70,7 @@ def suites_of(sources: Sources, board: Board, copies: PortableCopies) -> list[Su
     return suites
 
 
-def suite_files(suite: Suite, trees: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
+def suite_files(suite: SuiteOnSite, trees: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
     """Returns the page of a suite with its tables beside it.
 
     Args:
@@ -112,7 +112,7 @@ def json_bytes(content: Any) -> bytes:
     return (json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n").encode()
 
 
-def _brief(suite: Suite) -> str:
+def _brief(suite: SuiteOnSite) -> str:
     """Sentence on what the page of a very large suite leaves out; empty for others."""
     rows, records = len(suite.board.rows), len(suite.sources.records)
     if rows <= MOST_ROWS and records <= MOST_RECORDS:
@@ -124,7 +124,7 @@ def _brief(suite: Suite) -> str:
     )
 
 
-def _numbers(suite: Suite, trees: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _numbers(suite: SuiteOnSite, trees: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Numbers of the board of a suite, without the attacks of each row, which are beside the row's page."""
     rows: Sequence[dict[str, Any]] = [
         {"id": identifier, "page": links.row_page(identifier)}

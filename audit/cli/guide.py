@@ -7,7 +7,7 @@ from functools import cache
 
 from leakbench.leaderboard.site.site import Guide, MethodWords
 
-from .listing import MethodKind, column, describe, names
+from ..catalog.listing import MethodKind, column, describe, names
 
 
 def guide() -> Guide:
