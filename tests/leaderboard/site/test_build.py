@@ -177,6 +177,11 @@ HOSTILE = (
 )
 
 
+def test_a_name_cannot_take_the_page_of_another():
+    names = ["DP-SGD", links.slug("DP-SGD"), "dp-sgd", "y" * 70, links.slug("y" * 70), *HOSTILE]
+    assert len(set(map(links.slug, names))) == len(set(names))
+
+
 def test_names_of_strangers_are_escaped_and_stay_inside(site, some, record, tmp_path):
     records = some((0,))
     for name in HOSTILE:
@@ -236,7 +241,7 @@ def test_a_folder_that_is_no_site_is_refused(site, some, tmp_path, where):
             (out / LIST).write_text(json.dumps({"files": kept}))
         else:
             (out / LIST).write_text(json.dumps({"files": ["../other/kept.txt"]}))
-    with pytest.raises(RecordError, match="out must be|out must hold|symbolic link|no list of a site's files"):
+    with pytest.raises(RecordError, match=r"out must be|out must hold|symbolic link|no list of a site's files"):
         site(some())
     assert (other / "kept.txt").read_text() == "kept" and not (other / LIST).exists()
 
