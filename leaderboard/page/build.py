@@ -70,7 +70,7 @@ class Surroundings:
         row_page: row -> (its permanent id, path of its page below the root).
         files: names of the tables beside the page, CSV and JSON.
         script: path below the root of the script that draws plots, which all pages of the site share.
-        brief: sentence on what is left out of a page of very many rows; empty to leave out nothing.
+        brief: sentence on the parts left out of a page of very many rows; empty to leave out nothing.
     """
 
     root: str

@@ -1,7 +1,7 @@
 """Static site of a board: pages of suites, defenses, attacks and rows, with downloads; no server and no network.
 
-Equal records give equal bytes, but for what the publisher states. Text of records comes from strangers: it is escaped,
-it is in no path and no script, and paths of the machine are shortened to file names.
+Equal records give equal bytes, except for the statements of the publisher. Text of records comes from strangers: it is
+escaped, it is in no path and no script, and paths of the machine are shortened to file names.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def build_site(
         verify: compares a record's numbers with those recomputed from its scores; None to skip that.
 
     Returns:
-        What the site shows; its front page is `index.html` in `out`.
+        The content of the site; its front page is `index.html` in `out`.
 
     Raises:
         RecordError: no records, a bad record, or an `out` with other files.
@@ -65,7 +65,7 @@ def _site(board: Board, shown: Board, sources: Sources, guide: Guide, publicatio
 
 
 def _files(site: Site, board: Board, suites: Sequence[SuiteOnSite]) -> dict[str, bytes]:
-    """Files of a site by path; the front page is last, so that what it links to is there before."""
+    """Files of a site by path; the front page is last, so that its links lead to pages."""
     content = site.board.to_dict()
     trees: dict[str, dict[str, Any]] = {}
     for row, tree in zip(site.rows, content["rows"], strict=True):

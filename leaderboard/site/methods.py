@@ -156,10 +156,10 @@ def _render(path: str, **context: Any) -> str:
 
 
 def _table(section: tuple[str, ...], heads: Sequence[Head], lines: Iterable[Sequence[TableEntry]]) -> SuiteTable:
-    suite, *rest = section
+    suite, *details = section
     return SuiteTable(
         title=suite,
-        rest=" · ".join(filter(None, rest)),
+        rest=" · ".join(filter(None, details)),
         page=links.suite_page(suite),
         heads=tuple(heads),
         lines=tuple(TableLine(cells=tuple(cells)) for cells in lines),
@@ -224,7 +224,7 @@ def _of_attack(cells: Sequence[tuple[SiteRow, BoardCell]]) -> SuiteTable:
         settings = first.attack.settings if first.attack else {}
         number = _number(estimate, least=False)
         flags = dict.fromkeys(flag for record in cell.records.values() for flag in record.flags)
-        several = any(other.kind == cell.kind and other.attack != cell.attack for other in row.row.cells)
+        several = len({compared.attack for compared in row.row.cells if compared.kind == cell.kind}) > 1
         label = f"{metric.label}{KINDS[cell.kind].noise_words(cell.noise)}"
         strongest = "strongest of its kind" if several and _is_strongest(row.row, cell) else ""
         lines.append(
@@ -291,7 +291,7 @@ def _attack_name(row: Row, label: str | None) -> str:
 
 
 def _is_strongest(row: Row, cell: BoardCell) -> bool:
-    """Whether a cell's attack reaches the worst case of its kind, in the form of the release that it attacks."""
+    """Returns whether a cell's attack reaches the worst case of its kind, in the release that it attacks."""
     main = METRICS[KINDS[cell.kind].main]
     return any(
         row.estimates[column.key].attack == cell.attack

@@ -1,4 +1,4 @@
-"""Page of a row: every number of a defense at a budget and task, the claim, each cell, and what is behind them."""
+"""Page of a row: every number of a defense at a budget and task, the claim, each cell, and their provenance."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

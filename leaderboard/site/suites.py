@@ -113,7 +113,7 @@ def json_bytes(content: Any) -> bytes:
 
 
 def _brief(suite: SuiteOnSite) -> str:
-    """Sentence on what the page of a very large suite leaves out; empty for others."""
+    """Sentence on the parts that the page of a very large suite leaves out; empty for others."""
     rows, records = len(suite.board.rows), len(suite.sources.records)
     if rows <= MOST_ROWS and records <= MOST_RECORDS:
         return ""

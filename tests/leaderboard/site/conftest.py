@@ -48,10 +48,10 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self._inside = tag
         self.tags.add(tag)
-        values = dict(attrs)
-        self.ids += [values["id"]] if values.get("id") else []
-        self.loads += [values["src"]] if values.get("src") else []
-        if values.get("href"):
+        values = {name: value for name, value in attrs if value}
+        self.ids += [values["id"]] if "id" in values else []
+        self.loads += [values["src"]] if "src" in values else []
+        if "href" in values:
             (self.loads if tag == "link" else self.links).append(values["href"])
 
     def handle_endtag(self, tag):
