@@ -180,7 +180,8 @@ def render(
         "alarms": alarms(board.controls, board.violations, board.gaps),
         "assumptions": remarks.assumptions(board.rows),
         "controls": board.controls,
-        "powerless": powerless(board.rows),
+        # Rows of a sweep on a site may repeat a sentence hundreds of times.
+        "powerless": powerless(board.rows) if site is None else list(dict.fromkeys(powerless(board.rows))),
         "leaks": leak_words(),
         "largest": largest_sentence(board.rows),
         "floors": _floors(),
