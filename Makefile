@@ -65,7 +65,7 @@ help:
 # `run` prints the board, also where a cell failed; the page is made then too, and the exit code stays that of `run`.
 demo: $(VENV)/.core
 	@$(BIN)/leakbench run quick --out $(OUT); code=$$?; \
-	$(BIN)/leakbench leaderboard build $(OUT) --out $(OUT)/page || [ $$code -ne 0 ] || code=$$?; exit $$code
+	$(BIN)/leakbench leaderboard page $(OUT) --out $(OUT)/page || [ $$code -ne 0 ] || code=$$?; exit $$code
 
 # Built whole, from records alone; `OUT=DIR` names another folder.
 site: OUT = site

@@ -187,7 +187,7 @@ def column(package: str, title: str) -> dict[str, str]:
     by_name, place = {}, None
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if not cells or cells[0] == "name":
+        if not cells or cells[0] in ("name", "attack"):
             place = cells.index(title) if title in cells else None
         elif place is not None and cells[0].startswith("`"):
             by_name[cells[0].strip("`")] = cells[place]

@@ -28,7 +28,7 @@ from .doctor import doctor
 from .epsilon import epsilon
 from .evidence import evidence
 from .features import features
-from .leaderboard import build, table
+from .leaderboard import build, page, table
 from .list_explain import explain, list_
 from .options import BAD_FILE, FAILED, INTERRUPTED, OK, USAGE, say
 from .rank import rank
@@ -67,6 +67,7 @@ app.command()(verify)
 app.command()(doctor)
 board.command("table")(table)
 board.command("build")(build)
+board.command("page")(page)
 board.command("check")(check)
 board.command()(diff)
 board.command("merge")(merge)

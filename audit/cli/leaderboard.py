@@ -1,4 +1,4 @@
-"""`leakbench leaderboard`: the board of a folder of records, as text or as a page."""
+"""`leakbench leaderboard`: the board of folders of records, as text, as the page of a run, or as a site."""
 
 from __future__ import annotations
 
@@ -59,23 +59,54 @@ def table(
 
 
 def build(
+    results: Annotated[
+        list[Path], typer.Argument(help="The --out of one run or of several, or folders with `records/` at any depth.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the site: absent, empty, or of a former build.")] = Path("site"),
+    dataset: Annotated[str | None, typer.Option(metavar="ORG/NAME", help="Data set that publishes the board.")] = None,
+    license_: Annotated[str | None, typer.Option("--license", help="Of the published board, as CC-BY-4.0.")] = None,
+    verify: Recomputed = False,
+    as_json: Json = False,
+) -> int:
+    """Builds a static site of folders of records: a page for each suite, defense, attack and row, without a server.
+
+    A later build removes the pages that no record needs any more. Exit 1 if the board's controls failed, a claim was
+    refuted or, with --verify, numbers are wrong.
+    """
+    from leakbench.leaderboard.exports.publication import Publication
+    from leakbench.leaderboard.site.build import build_site
+
+    from .guide import guide
+
+    faults: list[str] = []
+    publication = Publication(dataset=dataset, license=license_)
+    site = build_site(results, out, guide=guide(), publication=publication, verify=_verifier(verify, faults))
+    front = out / "index.html"
+    if as_json:
+        print_json({"site": str(front), "rows": [row.id for row in site.rows]})
+    else:
+        print(f"site: {front}")
+    return _judged(site.board, faults)
+
+
+def page(
     results: Annotated[Path, typer.Argument(help="The --out of a run.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the page; RESULTS/page if not given.")] = None,
     verify: Recomputed = False,
     as_json: Json = False,
 ) -> int:
-    """Builds the page of a folder of records: a single file that needs no network, with its board as CSV and JSON.
+    """Builds the page of one run: a single file that needs no network, with its board as CSV and JSON.
 
     Exit 1 if the board's controls failed, a claim was refuted or, with --verify, numbers are wrong.
     """
     from leakbench.leaderboard.page.build import build_with_board
 
     faults: list[str] = []
-    page, board = build_with_board(results, results / "page" if out is None else out, _verifier(verify, faults))
+    path, board = build_with_board(results, results / "page" if out is None else out, _verifier(verify, faults))
     if as_json:
-        print_json({"page": str(page)})
+        print_json({"page": str(path)})
     else:
-        print(f"page: {page}")
+        print(f"page: {path}")
     return _judged(board, faults)
 
 

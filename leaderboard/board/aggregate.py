@@ -9,6 +9,7 @@ has no value, never 0.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -313,11 +314,17 @@ def student(values: list[float], *, looks: int = 1) -> tuple[float, float] | Non
     Returns:
         Its ends; None for fewer than two values or equal values.
     """
-    if len(values) < 2 or (spread := stdev(values)) == 0:
+    if len(values) < 2 or (spread := _spread(tuple(values))) == 0:
         return None
     # mean ± t(1 - alpha / (2 k); n - 1) s / sqrt(n), alpha = 5 %, k = looks.
     half = float(special.stdtrit(len(values) - 1, 1 - 0.025 / looks)) * spread / len(values) ** 0.5
     return fmean(values) - half, fmean(values) + half
+
+
+@lru_cache(maxsize=2**16)
+def _spread(values: tuple[float, ...]) -> float:
+    """Standard deviation; cached, because it is exact and slow, and a board asks for each cell's several times."""
+    return stdev(values)
 
 
 def _pessimistic(estimate: Estimate, sign: int) -> float:

@@ -144,7 +144,7 @@ _Side = tuple[dict[str, _Item], dict[str, _Item] | None]
 
 
 def diff(before: Path, after: Path) -> BoardDiff:
-    """Compares two folders of records, or two files `board.json` that `leaderboard build` wrote.
+    """Compares two folders of records, or two files `board.json` that `leaderboard page` or `build` wrote.
 
     Args:
         before: output of a run, its folder of records, or a board.
@@ -172,7 +172,7 @@ def _side(path: Path) -> _Side:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, RecordError):
                 raise
-            raise RecordError(f"{path} is no board: it must be the board.json of leaderboard build") from None
+            raise RecordError(f"{path} is no board: it must be the board.json of leaderboard page or build") from None
     folder = read_folder(path)
     board = Board.from_records(folder.records, folder.complete)
     return _keyed(_lines(board.to_dict())), _keyed(map(_cell, folder.records))

@@ -5,11 +5,11 @@ from typing import Any
 
 from ..records.files import digest_of_bytes
 
-# Quoted paths may have spaces. A slash after a word, a dot or a colon belongs to a fraction, a relative path or a URL;
-# a single name after a slash says nothing of a machine.
+# Quoted paths may have spaces. A slash after a word or a dot belongs to a fraction or a relative path, two slashes to a
+# URL; a single name after a slash says nothing of a machine. A colon may be that of a data set, `folder:PATH`.
 _ROOT = r"(?:file:/+|~[\w-]*/|[A-Za-z]:[\\/]+|/(?=[^\s/'\"]+/))"
 _PATH = re.compile(
-    rf"""(?P<quote>['"]){_ROOT}(?P<quoted>[^'"\n]+)(?P=quote)|(?<![\w.:/\\<]){_ROOT}(?P<bare>[^\s'",;()\[\]<>`]+)"""
+    rf"""(?P<quote>['"]){_ROOT}(?P<quoted>[^'"\n]+)(?P=quote)|(?<![\w./\\<]){_ROOT}(?P<bare>[^\s'",;()\[\]<>`]+)"""
 )
 
 

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from ..board.table import Board
 from ..kinds import attacked
 from ..metrics import columns
 from ..records.files import write_bytes
-from ..records.folder import ScoreCheck, read_folder
+from ..records.folder import ArraysFolder, ScoreCheck, read_folder
 from ..records.record import Record, RecordError
 from . import remarks
 from .certificates import Certificate, certificate
@@ -59,6 +59,25 @@ PAGE, CSV, JSON = "index.html", "board.csv", "board.json"
 
 MANY = 12
 """Number of rows from which on a filter box is shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """Site around the page of a run, which is then the page of a suite.
+
+    Attributes:
+        root: prefix of links to the root of the site.
+        row_page: row -> (its permanent id, path of its page below the root).
+        files: names of the tables beside the page, CSV and JSON.
+        script: path below the root of the script that draws plots, which all pages of the site share.
+        brief: sentence on the parts left out of a page of very many rows; empty to leave out nothing.
+    """
+
+    root: str
+    row_page: Callable[[Row], tuple[str, str]]
+    files: tuple[str, str]
+    script: str
+    brief: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +161,10 @@ def build_with_board(
 def render(
     board: Board,
     records: Sequence[Record],
-    folder: Path,
+    folder: ArraysFolder,
     tunings: Sequence[remarks.Tuning] = (),
     selftest: Certificate | None = None,
+    site: Surroundings | None = None,
 ) -> str:
     """Renders the page as HTML.
 
@@ -154,6 +174,7 @@ def render(
         folder: of their arrays.
         tunings: searches for settings on public data.
         selftest: results of the tool's self-test; None if the run's output has none.
+        site: around the page; None for a page by itself.
 
     Returns:
         The document.
@@ -163,9 +184,10 @@ def render(
     honest = [record for record in records if not record.active_server]
     notes, allowance = PageNotes(), PictureAllowance()
     style = styles({row.method: row.defense.name for row in board.rows})
+    part = _part if site is None or not site.brief else _brief_part
     parts = [
-        _part(section, board.rows, folder, style, notes, allowance)
-        for section in sections(board.rows, style, notes.board)
+        part(section, board.rows, folder, style, notes, allowance)
+        for section in sections(board.rows, style, notes.board, None if site is None else site.row_page)
     ]
     flags = {flag for row in board.rows for flag in row.flags}
     context: dict[str, Any] = {
@@ -174,7 +196,8 @@ def render(
         "alarms": alarms(board.controls, board.violations, board.gaps),
         "assumptions": remarks.assumptions(board.rows),
         "controls": board.controls,
-        "powerless": powerless(board.rows),
+        # Rows of a sweep on a site may repeat a sentence hundreds of times.
+        "powerless": powerless(board.rows) if site is None else list(dict.fromkeys(powerless(board.rows))),
         "leaks": leak_words(),
         "largest": largest_sentence(board.rows),
         "floors": _floors(),
@@ -204,16 +227,19 @@ def render(
         "selftest": selftest,
         "provenance": remarks.provenance(records),
         "records": records,
-        "csv": CSV,
-        "json": JSON,
+        "csv": CSV if site is None else site.files[0],
+        "json": JSON if site is None else site.files[1],
+        "frame": "page.html" if site is None else "site.html",
+        "root": "" if site is None else site.root,
+        "brief": "" if site is None else site.brief,
     }
     drawn = (figure for part in parts for figure in (*part.figures, *part.federated))
     plots = any(figure.specification is not None for figure in drawn)
-    return render_page("run.html", context, plots=plots)
+    return render_page("run.html", context, plots=plots, script="" if site is None else site.root + site.script)
 
 
 def render_page(
-    template: str, context: Mapping[str, Any], *, plots: bool = False, own_scripts: Sequence[str] = ()
+    template: str, context: Mapping[str, Any], *, plots: bool = False, script: str = "", own_scripts: Sequence[str] = ()
 ) -> str:
     """Renders a page with the style sheet and the scripts that all pages share.
 
@@ -221,17 +247,19 @@ def render_page(
         template: of its content, which extends `page.html`.
         context: of that template.
         plots: whether it has any, and so needs the script that draws them.
+        script: relative path of a file with that script; empty to write it into the page.
         own_scripts: names of further scripts among the templates, which run after the shared ones.
     """
     environment = _template_environment()
     names = ("page.js", *own_scripts)
-    scripts = [*([bundle()] if plots else []), *(_file(environment, name) for name in names)]
+    scripts = [*([bundle()] if plots and not script else []), *(_file(environment, name) for name in names)]
     # The content security policy allows these scripts alone, by their hashes.
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii") for script in scripts]
     shared = {
         "css": Markup(_file(environment, "page.css")),  # noqa: S704 -- ours, and nothing is filled into it
         "scripts": [Markup(script) for script in scripts],  # noqa: S704 -- the same, and what vl-convert brings
         "digests": digests,
+        "script": script if plots else "",
     }
     return environment.get_template(template).render({**context, **shared})
 
@@ -262,7 +290,7 @@ def _file(environment: Any, name: str) -> str:
 def _part(
     section: Section,
     rows: Sequence[Row],
-    folder: Path,
+    folder: ArraysFolder,
     style: Style,
     notes: PageNotes,
     allowance: PictureAllowance,
@@ -290,6 +318,14 @@ def _part(
         maps=tuple(maps),
         unmapped=tuple(unmapped),
     )
+
+
+def _brief_part(section: Section, *_: Any) -> Part:
+    """Returns the table of a section alone."""
+    return Part(
+        section=section, figures=(), matrix=None, grid=None, exhibits=(), unpictured=(), federated=(), maps=(),
+        unmapped=(),
+    )  # fmt: skip
 
 
 def _decades(parts: Iterable[Part]) -> set[int]:

@@ -6,7 +6,6 @@ data is not what an epsilon for one of its examples is about, and the page says 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from markupsafe import Markup
@@ -15,6 +14,7 @@ from ..board.aggregate import BoardCell, over_seeds
 from ..board.rows import Row
 from ..kinds import KINDS
 from ..metrics import METRICS
+from ..records.folder import ArraysFolder
 from ..records.record import Record, RecordError
 from .figures import epsilon_words
 from .plots import Style, marker
@@ -68,7 +68,7 @@ class ClassMap:
     remarks: tuple[str, ...] = ()
 
 
-def class_maps(rows: Sequence[Row], folder: Path, style: Style) -> tuple[list[ClassMap], list[str]]:
+def class_maps(rows: Sequence[Row], folder: ArraysFolder, style: Style) -> tuple[list[ClassMap], list[str]]:
     """Heat maps of a section, and sentences on records that cannot be drawn.
 
     Args:
@@ -90,7 +90,7 @@ def class_maps(rows: Sequence[Row], folder: Path, style: Style) -> tuple[list[Cl
     return maps[:MOST_MAPS], left_out
 
 
-def class_map(row: Row, cell: BoardCell, folder: Path, style: Style) -> ClassMap:
+def class_map(row: Row, cell: BoardCell, folder: ArraysFolder, style: Style) -> ClassMap:
     """Heat map of a row's first seed.
 
     Raises:
@@ -122,7 +122,7 @@ def class_map(row: Row, cell: BoardCell, folder: Path, style: Style) -> ClassMap
 
 
 def map_lines(
-    record: Record, folder: Path
+    record: Record, folder: ArraysFolder
 ) -> tuple[list[tuple[int, tuple[MapCell, ...]]], tuple[int, ...], dict[str, int]]:
     """Clients with their cells, the classes, and counts of clients, named classes and right ones.
 

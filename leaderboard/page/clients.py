@@ -7,7 +7,6 @@ worst client is that of any seed. Numbers are those of the arrays beside the rec
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
@@ -16,6 +15,7 @@ from numpy import ndarray
 from ..board.rows import Row
 from ..kinds import KINDS
 from ..metrics import METRICS
+from ..records.folder import ArraysFolder
 from ..records.record import Record, RecordError
 from .axes import axis_over
 from .figures import Figure
@@ -70,7 +70,7 @@ class ClientTable:
         return f"client {number:.0f}{seed} ({examples:.0f} examples, {rounds:.0f} rounds)"
 
 
-def client_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> list[Figure]:
+def client_figures(rows: Sequence[Row], folder: ArraysFolder, style: Style, name: str) -> list[Figure]:
     """Draws the clients of a section; empty if none of its rows has any.
 
     Args:
@@ -92,7 +92,7 @@ def client_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -
     return figures
 
 
-def client_table(row: Row, folder: Path) -> ClientTable | None:
+def client_table(row: Row, folder: ArraysFolder) -> ClientTable | None:
     """Clients of a row; None if it has no records of them.
 
     Raises:

@@ -8,7 +8,6 @@ import base64
 import io
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy import ndarray
@@ -16,6 +15,7 @@ from scipy.optimize import linear_sum_assignment
 
 from ..records.arrays import read_table
 from ..records.files import read_bytes
+from ..records.folder import ArraysFolder, arrays_path
 from ..records.left_out import FLAG, REASON
 from ..records.record import Record
 
@@ -81,7 +81,7 @@ def png(image: ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
 
 
-def pairs_of(record: Record, folder: Path) -> tuple[list[ImagePair], str]:
+def pairs_of(record: Record, folder: ArraysFolder) -> tuple[list[ImagePair], str]:
     """Returns the originals of a record with their reconstructions.
 
     Args:
@@ -119,7 +119,7 @@ def pairs_of(record: Record, folder: Path) -> tuple[list[ImagePair], str]:
     return pairs, ""
 
 
-def floor_image(record: Record, folder: Path) -> ndarray | None:
+def floor_image(record: Record, folder: ArraysFolder) -> ndarray | None:
     """Mean public image in a record's arrays, on [0, 1]; None if they have none.
 
     Raises:
@@ -128,7 +128,7 @@ def floor_image(record: Record, folder: Path) -> ndarray | None:
     if record.arrays is None:
         return None
     try:
-        table = read_table(read_bytes(folder / record.arrays, "arrays"), ["original", "floor"])
+        table = read_table(read_bytes(arrays_path(record, folder), "arrays"), ["original", "floor"])
         originals, floors = (table.column(name).combine_chunks().drop_null() for name in ("original", "floor"))
         if not len(floors):
             return None
@@ -142,12 +142,12 @@ def floor_image(record: Record, folder: Path) -> ndarray | None:
     return unit_images(values, low, high).reshape(_shape(record, len(values)))
 
 
-def _read(record: Record, folder: Path) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+def _read(record: Record, folder: ArraysFolder) -> tuple[ndarray, ndarray, ndarray, ndarray]:
     if record.arrays is None:
         raise PictureError("its record names no arrays")
-    path = folder / record.arrays
     if FLAG in record.flags:
         raise PictureError(REASON)
+    path = arrays_path(record, folder)
     if not path.is_file():
         raise PictureError(f"{record.arrays} is not beside its record")
     try:

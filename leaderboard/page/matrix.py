@@ -7,7 +7,6 @@ of false positives at the left end is kept, and so are the rates of `KEPT`.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from markupsafe import Markup
@@ -18,6 +17,7 @@ from ..board.content import Footnotes, largest_words
 from ..board.rows import RANKED_BY, Row
 from ..metrics import METRICS
 from ..records.fields import MethodUsed
+from ..records.folder import ArraysFolder
 from ..records.labels import differences, key_of, word
 from ..records.record import Record, RecordError
 from .drawing import RocCurve, decades_below, histogram, roc
@@ -105,7 +105,7 @@ class AttackMatrix:
         return [cell for line in self.lines for cell in line.cells if isinstance(cell, MatrixCell)]
 
 
-def matrix(rows: Sequence[Row], folder: Path, style: Style, notes: Footnotes) -> AttackMatrix | None:
+def matrix(rows: Sequence[Row], folder: ArraysFolder, style: Style, notes: Footnotes) -> AttackMatrix | None:
     """Makes the matrix of a section; None if no membership attack has a result there.
 
     Args:
@@ -161,7 +161,7 @@ def _absent(row: Row, key: str) -> tuple[str, str]:
     return (unranked[0].status, unranked[0].reason or "") if unranked else ("not run", "no record")
 
 
-def _cell(row: Row, cell: BoardCell, label: str, folder: Path, notes: Footnotes) -> MatrixCell:
+def _cell(row: Row, cell: BoardCell, label: str, folder: ArraysFolder, notes: Footnotes) -> MatrixCell:
     first = _first(cell)
     auc, tpr = over_seeds(AUC.name, cell), over_seeds(TPR.name, cell)
     plots = _plots(cell, folder, f"{row.label}, {label}")
@@ -221,7 +221,7 @@ class _Plots:
     remarks: tuple[str, ...] = ()
 
 
-def _plots(cell: BoardCell, folder: Path, words: str) -> _Plots:
+def _plots(cell: BoardCell, folder: ArraysFolder, words: str) -> _Plots:
     """Draws the curves of a cell's first seeds and the scores of its first."""
     curves: list[RocCurve] = []
     least, scores, remarks = 1.0, None, []

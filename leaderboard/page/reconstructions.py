@@ -6,7 +6,6 @@ record, the page says so, and missing images get a sentence with the reason.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -17,6 +16,7 @@ from ..board.content import Footnotes
 from ..board.rows import DEGRADED, Row
 from ..kinds import KINDS, KindOfResult
 from ..metrics import METRICS, KnownMetric
+from ..records.folder import ArraysFolder
 from .figures import epsilon_words
 from .images import ImagePair, PictureError, floor_image, pairs_of, png
 from .plots import Style, marker
@@ -114,7 +114,7 @@ class PictureAllowance:
 
 
 def exhibits(
-    rows: Sequence[Row], folder: Path, style: Style, notes: Footnotes, allowance: PictureAllowance
+    rows: Sequence[Row], folder: ArraysFolder, style: Style, notes: Footnotes, allowance: PictureAllowance
 ) -> list[Exhibit]:
     """Collects the pictures of a section.
 
@@ -183,7 +183,7 @@ def _strip(
     cells: Mapping[str, BoardCell],
     row: Row,
     kind: KindOfResult,
-    folder: Path,
+    folder: ArraysFolder,
     notes: Footnotes,
     allowance: PictureAllowance,
     measured: set[str],
@@ -223,7 +223,7 @@ def _strip(
     return strip
 
 
-def _floor_picture(cell: BoardCell, folder: Path) -> str:
+def _floor_picture(cell: BoardCell, folder: ArraysFolder) -> str:
     """Picture of the guess without the update, from the first seed's arrays; empty if they have none."""
     try:
         image = floor_image(next(iter(cell.records.values())), folder)
@@ -257,7 +257,7 @@ _Found = dict[str, tuple[ImagePair, str]]
 
 
 def _collect(
-    cells: Mapping[str, BoardCell], variants: _Variants, folder: Path
+    cells: Mapping[str, BoardCell], variants: _Variants, folder: ArraysFolder
 ) -> tuple[dict[_ImageKey, _Found], list[str]]:
     """Collects every original once, with its reconstruction for each variant, and remarks on missing pictures."""
     collected: dict[_ImageKey, _Found] = {}

@@ -7,7 +7,6 @@ was computed with the claim, and is in the detail of the record's AUC.
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from ..kinds import KINDS
 from ..records.arrays import read_table
 from ..records.details import AucDetail
 from ..records.files import read_bytes
+from ..records.folder import ArraysFolder, arrays_path
 from ..records.left_out import FLAG, REASON
 from ..records.record import Record, RecordError
 from .axes import Axis
@@ -35,7 +35,7 @@ _POINTS = 160
 """Points of a measured curve, evenly spread over the logarithm of the false positive rate."""
 
 
-def roc_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> list[Figure]:
+def roc_figures(rows: Sequence[Row], folder: ArraysFolder, style: Style, name: str) -> list[Figure]:
     """Draws the ROC curves of a section, a plot for each guarantee; empty if no scores lie beside its records.
 
     Args:
@@ -51,7 +51,7 @@ def roc_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> l
     return drawn
 
 
-def _facet(shown: Sequence[Row], folder: Path, style: Style, name: str) -> Figure | None:
+def _facet(shown: Sequence[Row], folder: ArraysFolder, style: Style, name: str) -> Figure | None:
     with_cell = [(row, cell) for row in shown if (cell := _leading(row)) is not None]
     lines: list[PlotLine] = []
     bounds: dict[tuple[tuple[float, float], ...], list[Row]] = {}
@@ -114,7 +114,7 @@ def roc_plot(lines: Sequence[PlotLine], style: Style) -> dict[str, Any] | None:
     return curves(lines, x=x, y=y, style=style)
 
 
-def measured(record: Record, folder: Path) -> tuple[ndarray, ndarray]:
+def measured(record: Record, folder: ArraysFolder) -> tuple[ndarray, ndarray]:
     """False and true positive rates of a record's scores, see `rates`.
 
     Raises:
@@ -123,7 +123,7 @@ def measured(record: Record, folder: Path) -> tuple[ndarray, ndarray]:
     return rates(*scores_of(record, folder))
 
 
-def scores_of(record: Record, folder: Path) -> tuple[ndarray, ndarray]:
+def scores_of(record: Record, folder: ArraysFolder) -> tuple[ndarray, ndarray]:
     """Scores of a record's candidates, and whether each is a member, which the attack did not know.
 
     Raises:
@@ -134,7 +134,7 @@ def scores_of(record: Record, folder: Path) -> tuple[ndarray, ndarray]:
     if FLAG in record.flags:
         raise RecordError(REASON)
     try:
-        table = read_table(read_bytes(folder / record.arrays, "arrays"), ["score", "member"])
+        table = read_table(read_bytes(arrays_path(record, folder), "arrays"), ["score", "member"])
         scores, members = (table[column].to_numpy() for column in ("score", "member"))
     except (OSError, ValueError):
         raise RecordError("its scores cannot be read") from None

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
@@ -12,6 +11,7 @@ from numpy import ndarray
 from ..board.rows import Row
 from ..kinds import KINDS
 from ..metrics import METRICS
+from ..records.folder import ArraysFolder
 from ..records.record import RecordError
 from .seed_bands import read_columns, refuse_outside
 
@@ -37,7 +37,7 @@ class RoundTable:
     columns: dict[str, Float[ndarray, "seeds rounds"]]
 
 
-def round_table(row: Row, folder: Path) -> RoundTable | None:
+def round_table(row: Row, folder: ArraysFolder) -> RoundTable | None:
     """Rounds of a row; None if it has no records of them.
 
     Raises:

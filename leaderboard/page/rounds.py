@@ -4,13 +4,13 @@ Budgets have plots of their own. Numbers are those of the arrays beside the reco
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 from jaxtyping import Float
 from numpy import ndarray
 
 from ..board.rows import Row
 from ..metrics import METRICS
+from ..records.folder import ArraysFolder
 from ..records.labels import word
 from .axes import Axis, axis_over
 from .figures import Figure
@@ -25,7 +25,7 @@ _BUDGETS = ("epsilon", "noise_multiplier")
 
 
 def round_figures(
-    rows: Sequence[Row], public_only: Sequence[Row], folder: Path, style: Style, name: str
+    rows: Sequence[Row], public_only: Sequence[Row], folder: ArraysFolder, style: Style, name: str
 ) -> list[Figure]:
     """Draws the rounds of a section; empty if none of its rows has any.
 

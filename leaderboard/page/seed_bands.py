@@ -7,7 +7,6 @@ curves are thinned, and keep the extremes of every stretch.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy import ndarray
 from ..board.rows import Row
 from ..records.arrays import read_table
 from ..records.files import read_bytes
+from ..records.folder import ArraysFolder, arrays_path
 from ..records.left_out import FLAG, REASON
 from ..records.record import Record, RecordError
 from .axes import Axis
@@ -102,7 +102,7 @@ class SeedLine:
         return [*self.low.tolist(), *self.high.tolist(), *(point.y for point in self.extra)]
 
 
-def read_columns(record: Record, folder: Path, names: Sequence[str]) -> dict[str, Float[ndarray, " rows"]]:
+def read_columns(record: Record, folder: ArraysFolder, names: Sequence[str]) -> dict[str, Float[ndarray, " rows"]]:
     """Reads columns of numbers beside a record.
 
     Raises:
@@ -113,7 +113,7 @@ def read_columns(record: Record, folder: Path, names: Sequence[str]) -> dict[str
     if FLAG in record.flags:
         raise RecordError(REASON)
     try:
-        table = read_table(read_bytes(folder / record.arrays, "arrays"), names)
+        table = read_table(read_bytes(arrays_path(record, folder), "arrays"), names)
         return {name: table[name].to_numpy().astype(np.float64) for name in names}
     except (OSError, TypeError, ValueError) as error:
         if isinstance(error, RecordError):

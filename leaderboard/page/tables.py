@@ -6,8 +6,8 @@ with a footnote that gives the reason, and is sorted last in either direction.
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal
 
@@ -168,6 +168,8 @@ class Line:
         cells: column -> cell.
         flags: (name, tone, meaning) each; the tone is "bad", "warn" or "".
         violated: whether its claim was refuted.
+        id: permanent, of the row; empty on a page that is not of a site.
+        page: path of the row's page below the root of the site; empty without one.
     """
 
     name: str
@@ -178,6 +180,8 @@ class Line:
     cells: Mapping[str, Value]
     flags: tuple[tuple[str, str, str], ...]
     violated: bool
+    id: str = ""
+    page: str = ""
 
 
 @dataclass(kw_only=True)
@@ -228,13 +232,19 @@ class Section:
         return " · ".join(filter(None, (self.suite, self.data, self.model)))
 
 
-def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Section]:
+def sections(
+    rows: Sequence[Row],
+    style: Style,
+    notes: Footnotes,
+    row_page: Callable[[Row], tuple[str, str]] | None = None,
+) -> list[Section]:
     """Builds the tables of the board.
 
     Args:
         rows: in the order of the board.
         style: method -> (colour, marker).
         notes: footnotes, to which reasons are added.
+        row_page: row -> (its permanent id, path of its page below the root of a site); None without a site.
 
     Returns:
         A section for each group of comparable rows.
@@ -244,12 +254,16 @@ def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Sectio
         model = " · ".join(filter(None, (model, unit)))
         section = Section(name=f"s{i + 1}", suite=suite, data=data, model=model, rows=list(group))
         section.columns, section.left_out = _columns(section.rows)
+        shown, budgets = {column.key for column in section.columns}, several_guarantees(section.rows)
         scales = {column.key: _scale(metric, section.rows) for metric, column in shown_columns(section.rows)}
         for row in section.rows:
             # Controls are in a table body of their own, so that sorting never puts one above the contestants.
             into = section.controls if row.control else section.contestants
-            shown = {column.key for column in section.columns}
-            into.append(_line(row, style, scales, notes, shown, budgets=several_guarantees(section.rows)))
+            line = _line(row, style, scales, notes, shown, budgets=budgets)
+            if row_page is not None:
+                identifier, page = row_page(row)
+                line = replace(line, id=identifier, page=page)
+            into.append(line)
         tables.append(section)
     return tables
 

@@ -7,7 +7,7 @@ a flag, unless they ought to be verified. Standard library only.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,9 @@ from .validation import RecordError
 
 ScoreCheck = Callable[[Record, Path], str]
 """(record, folder) -> sentence on how the record's numbers differ from its scores; empty if they agree."""
+
+ArraysFolder = Path | Mapping[str, Path]
+"""Folder of the arrays of all records, or the folder of each record by its id, for records of several folders."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,16 @@ def read_folder(results: str | os.PathLike[str], verify: ScoreCheck | None = Non
     # `--out` is the folder above `records/`, so the command that an incomplete board prints must name it too.
     out = path.parent if path.name == "records" else path
     return Folder(records, Completeness(manifests, out), path)
+
+
+def arrays_path(record: Record, folder: ArraysFolder) -> Path:
+    """Returns the path of a record's arrays.
+
+    Args:
+        record: that names arrays.
+        folder: of its arrays.
+    """
+    return (folder if isinstance(folder, Path) else folder[record.id]) / (record.arrays or "")
 
 
 def _cell_fault(record: Record, suite: str, cell: Expected) -> str:

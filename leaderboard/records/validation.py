@@ -277,7 +277,9 @@ def _union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
     given_types, scalars, classes, kinds = _choices(choices)
     if len(given_types) == 1:
         return convert(given_types[0], value, where)
-    # Not converted: in `float | int | str` a count stays an integer.
+    # Not converted: in `float | int | str` a count stays an integer. The exact type first: most values have it.
+    if type(value) in scalars and _is(type(value), value):
+        return value
     if any(_is(choice, value) for choice in scalars):
         return value
     if any(type(value) is choice for choice in classes):
@@ -301,7 +303,7 @@ def _union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
 def _is(scalar: type, value: Any) -> bool:
     if scalar is float:
         # bool is a subclass of int, and `true` is no number.
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if type(value) is not float and (isinstance(value, bool) or not isinstance(value, int | float)):
             return False
         return abs(value) <= sys.float_info.max  # false for NaN, infinity and integers no float can hold
     if scalar is int:
@@ -310,6 +312,9 @@ def _is(scalar: type, value: Any) -> bool:
 
 
 def _plain(value: Any, where: str) -> Any:
+    # First, because most values are scalars and the checks of abstract classes are slow.
+    if value is None or (type(value) in _WORDS and _is(type(value), value)):
+        return value
     if isinstance(value, Mapping):
         return {_key(key, where): _plain(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):

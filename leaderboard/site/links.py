@@ -12,6 +12,9 @@ FRONT, METHODS, PITFALLS = "index.html", "methods/index.html", "pitfalls/index.h
 LONGEST = 60
 """Characters of a slug, so that no path is too long for a file system."""
 
+DIGITS = 16
+"""Hexadecimal digits of the digest in a slug: 64 bits, so that nobody can search for a name of an equal slug."""
+
 
 def slug(name: str) -> str:
     """Returns a name as one part of a path; a name that has to be changed for it gets the start of its digest.
@@ -20,11 +23,12 @@ def slug(name: str) -> str:
         name: of a suite, a defense or an attack.
     """
     plain = re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-")[:LONGEST]
-    if plain == name:
+    # A name that ends like a digest gets one too, so that nobody can take the page of another name.
+    if plain == name and not re.search(rf"-[0-9a-f]{{{DIGITS}}}$", name):
         return plain
     # Names may hold what UTF-8 cannot encode.
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
-    return f"{plain or 'name'}-{digest[:8]}"
+    return f"{plain or 'name'}-{digest[:DIGITS]}"
 
 
 def suite_page(name: str) -> str:

@@ -280,6 +280,7 @@ def test_a_control_that_fails_is_code_1_and_said_on_top(command):
     code, out, _ = command("run", "toy.toml", "--jobs", 1)
     assert code == 1 and out.startswith("!! CONTROLS FAILED")
     assert command("leaderboard", "table", "results/toy")[0] == 1
+    assert command("leaderboard", "page", "results/toy")[0] == 1
     assert command("leaderboard", "build", "results/toy")[0] == 1
 
 
@@ -447,7 +448,7 @@ def test_a_board_of_forged_numbers_is_no_success(command):
             if forged == "claim" and record.claim is not None and record.claim.epsilon:
                 record = replace(record, claim=replace(record.claim, epsilon=record.claim.epsilon / 10))
             path.write_text(record.to_json(), encoding="utf-8")
-        for asked in (["table"], ["build", "--out", "page"]):
+        for asked in (["table"], ["page", "--out", "page"], ["build"]):
             code, _, err = command("leaderboard", asked[0], "results/toy", *asked[1:], "--verify")
             assert (code, "not verified" in err) == ((1, True) if words else (0, False))
             assert words in err

@@ -1,12 +1,12 @@
-"""The command that makes a page: where it puts it, what it prints, and what it refuses."""
+"""The command that makes a site: where it puts it, what it prints, its exit codes, and the guide to methods."""
 
 import json
 
 import pytest
 
+from leakbench.audit.catalog import listing
 from leakbench.audit.cli import app as cli
-from leakbench.leaderboard.board import table
-from leakbench.leaderboard.page import build as page_build
+from leakbench.audit.cli.guide import defense_families, guide
 from leakbench.leaderboard.records.record import MethodUsed, Metric, Provenance, Record, RecordedClaim, write
 from leakbench.leaderboard.records.task import TrainingTask
 
@@ -28,53 +28,59 @@ def command(capsys, monkeypatch, tmp_path):
 
 @pytest.fixture
 def results(tmp_path):
-    """A folder of one record."""
-    record = Record(
-        id="0" * 16, suite="toy", suite_digest="d", kind="utility", defense=MethodUsed(name="dp_sgd"), seed=0,
-        task=TrainingTask({"data": "digits", "model": "mlp"}), device="cpu", seconds=1.0,
-        provenance=Provenance(version="0.1.0", source="0" * 64),
-        metrics={"accuracy": Metric(value=0.9, low=0.8, high=1.0, better="higher")},
-        claim=RecordedClaim(epsilon=3.0, delta=1e-5, relation="add_remove", sampling="poisson", accountant="PLD"),
-    )  # fmt: skip
-    write(record, tmp_path / "results" / "records")
-    return tmp_path / "results"
+    """Two folders of one record each."""
+    for i, name in enumerate(("one", "two")):
+        record = Record(
+            id=f"{i}" * 16, suite="toy", suite_digest="d", kind="utility", defense=MethodUsed(name="dp_sgd"), seed=i,
+            task=TrainingTask({"data": "digits", "model": "mlp"}), device="cpu", seconds=1.0,
+            provenance=Provenance(version="0.1.0", source="0" * 64),
+            metrics={"accuracy": Metric(value=0.9, low=0.8, high=1.0, better="higher")},
+            claim=RecordedClaim(epsilon=3.0, delta=1e-5, relation="add_remove", sampling="poisson", accountant="PLD"),
+        )  # fmt: skip
+        write(record, tmp_path / name / "records")
 
 
-def test_the_last_line_names_the_page(command, results, tmp_path):
-    assert command("results", "--out", "out") == (0, "page: out/index.html\n", "")
-    assert (tmp_path / "out/index.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+def test_several_folders_make_one_site_and_the_last_line_names_it(command, results, tmp_path):
+    assert command("one", "two", "--out", "out") == (0, "site: out/index.html\n", "")
+    (row,) = (tmp_path / "out/rows").iterdir()
+    assert json.loads((row / "row.json").read_text())["seeds"] == [0, 1]
 
 
-def test_without_out_the_page_lies_among_the_results(command, results):
-    assert command("results") == (0, "page: results/page/index.html\n", "")
-    assert (results / "page" / "board.csv").is_file()
+def test_without_out_the_site_lies_in_the_folder_site(command, results, tmp_path):
+    assert command("one") == (0, "site: site/index.html\n", "")
+    assert (tmp_path / "site/board.csv").is_file()
 
 
-def test_with_json_there_is_one_document(command, results):
-    code, out, err = command("results", "--out", "out", "--json")
-    assert (code, json.loads(out), err) == (0, {"page": "out/index.html"}, "")
-
-
-def test_records_are_read_once(command, results, monkeypatch):
-    read = []
-    reader = page_build.read_folder
-    for module in (page_build, table):
-        monkeypatch.setattr(module, "read_folder", lambda *given: read.append(given) or reader(*given))
-    assert command("results")[0] == 0 and len(read) == 1
-
-
-def test_the_page_made_twice_is_the_same(command, results, tmp_path):
-    first = command("results") and (results / "page/index.html").read_bytes()
-    assert command("results")[0] == 0 and (results / "page/index.html").read_bytes() == first
+def test_with_json_there_is_one_document(command, results, tmp_path):
+    code, out, err = command("one", "--json", "--license", "CC-BY-4.0", "--dataset", "org/name")
+    (row,) = (tmp_path / "site/rows").iterdir()
+    assert (code, json.loads(out), err) == (0, {"site": "site/index.html", "rows": [row.name]}, "")
+    assert "license CC-BY-4.0" in (row / "index.html").read_text()
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
         (["nothing"], 3, "error: no results in nothing: there is no such directory\n"),
-        (["results", "--out", "results/records/0000000000000000.json"], 3, "out must be a folder"),
+        (["one", "--out", "two"], 3, "out must be an empty folder or a site"),
+        (["one", "--out", "one/records/0000000000000000.json"], 3, "out must be a folder"),
+        (["one", "one/records"], 2, "records must differ in id"),
+        (["one", "--dataset", "name"], 2, "dataset must be ORG/NAME"),
+        ([], 2, "Missing argument"),
     ],
 )
 def test_what_cannot_be_built_is_one_sentence(command, results, arguments, code, sentence):
     got, out, err = command(*arguments)
     assert (got, out) == (code, "") and sentence in err and err.count("\n") == 1
+
+
+def test_every_defense_of_the_catalogue_has_a_family_and_a_source():
+    families = defense_families()
+    assert not set(listing.names("defenses")) - families.keys()
+    assert {families["dp_sgd"], families["pcdp"], families["dpdr"], families["dp_ssgd"], families["fed_avg"]} == {
+        "bound", "codec", "two blocks", "pruned", "federated",
+    }  # fmt: skip
+    words = guide()
+    assert all(method.summary and method.source and method.family for method in words.defenses.values())
+    assert all(method.summary and method.source for method in words.attacks.values())
+    assert all(words.suites.values())
