@@ -48,6 +48,7 @@ from .lock import locked
 from .placement import accelerator, device_of
 from .progress import Report, RunProgress
 from .provenance import library, third_party, tuning_digest
+from .rehearsal import rehearse
 from .resume import refuse_other_code, select_records
 from .tuning import tune
 
@@ -113,7 +114,8 @@ def run(
         # Results may come from others, and a linked folder would be cleaned and written through the link.
         refuse_links(*(directory / name for name in ("records", "artifacts", "tuning", "tuning/points")))
         if suite.tune is not None:
-            planning.plan(suite, secure_noise=secure_noise)  # refuses bad suites before any training
+            # Refuses bad suites and added methods before any training.
+            rehearse(suite, planning.plan(suite, secure_noise=secure_noise))
             suite = tune(suite, directory, device=device, jobs=jobs, report=report, recompute=recompute)
         plan = planning.plan(suite, secure_noise=secure_noise)
         plan = plan if only is None else plan.only(only)
@@ -123,6 +125,8 @@ def run(
         origins = {cell.id: _origin(cell, directory) for cell in plan.cells}
         existing = select_records(plan.cells, folder, origins, recompute=recompute, verify=verify)
         records = existing.records
+        if suite.tune is None:
+            rehearse(suite, Plan(jobs=_missing(plan, records)))
         sweep(folder)  # under the lock: otherwise drafts of a live run would be taken for those of a killed run
         # Written before any computation: an interrupted run must not look complete without its strong attacks.
         write_manifest(manifest_of(plan, suite, secure_noise, command), folder)
