@@ -190,7 +190,7 @@ def _federated_fault(record: Record, claim: RecordedClaim, task: TrainingTask) -
 def messages_fault(record: Record) -> str:
     """Returns a mismatch of an active server's messages with the steps that its claim charges; empty if none.
 
-    Fewer `releases` leave the epsilon above what they prove, which is a true claim, so `claim_fault` does not show them.
+    Fewer `releases` leave the epsilon above what they prove, a true claim, so `claim_fault` does not show them.
 
     Args:
         record: in which `claim_fault` finds none.

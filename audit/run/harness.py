@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from leakbench.leaderboard.records.files import refuse_links, sweep
-from leakbench.leaderboard.records.manifest import Expected, Manifest, read_manifests, write_manifest
+from leakbench.leaderboard.records.manifest import read_manifests, write_manifest
 from leakbench.leaderboard.records.record import (
     MethodUsed,
     Provenance,
@@ -36,6 +36,7 @@ from ..catalog import methods as catalog
 from ..plan import expand as planning
 from ..plan.artifact import Artifact, Artifacts
 from ..plan.cells import Cell, Job, Plan
+from ..plan.manifest import manifest_of
 from ..progress_events import Listener
 from ..subjects.outcome import Outcome
 from ..suite.suite import Suite
@@ -166,41 +167,6 @@ def _collected(
             if fail_fast and any(record.status == "failed" for record in records):
                 break
     return collected
-
-
-def manifest_of(plan: Plan, suite: Suite, secure_noise: bool, command: Sequence[str] = ()) -> Manifest:
-    """Returns the manifest of a plan, which lists every requested cell and is written beside the records.
-
-    Args:
-        plan: of the suite.
-        suite: with its overrides and selection.
-        secure_noise: as in the plan.
-        command: command line of the run; `leakbench run SUITE` if empty.
-    """
-    plain = ("leakbench", "run", suite.source.removesuffix(".toml"), *["--secure-noise"] * secure_noise)
-    return Manifest(
-        suite=suite.name,
-        suite_digest=suite.digest,
-        command=tuple(command) or plain,
-        cells=tuple(_expected(cell) for cell in plan.cells),
-    )
-
-
-def _expected(cell: Cell) -> Expected:
-    request = cell.request
-    return Expected(
-        id=cell.id,
-        kind=request.kind,
-        control=request.control,
-        defense=MethodUsed(**request.defense.to_dict()),
-        attack=None if request.attack is None else MethodUsed(**request.attack.to_dict()),
-        budget=request.budget.to_dict(),
-        training=request.training.to_dict(),
-        noise=request.release_noise,
-        secure=request.secure,
-        seed=request.seed,
-        skip=cell.skip,
-    )
 
 
 def _origin(cell: Cell, directory: Path) -> Provenance:

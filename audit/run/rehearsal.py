@@ -84,8 +84,8 @@ def rehearse(suite: Suite, plan: Plan) -> list[str]:
         # A method may raise any exception, and may end the process.
         except (Exception, SystemExit) as error:
             raise ChoiceError(
-                f"{method} must run on a tiny task before the suite is computed, and raised {sentence(error, request)}; "
-                "correct its file and run the command again"
+                f"{method} must run on a tiny task before the suite is computed, and raised "
+                f"{sentence(error, request)}; correct its file and run the command again"
             ) from error
     return list(runs)
 
@@ -139,7 +139,7 @@ def _rehearse_defense(cell: Cell) -> None:
             **network,
         ):
             if step.plan is not None:
-                release_rows(step.plan, lambda _point: rows, rows, noise)
+                release_rows(step.plan, lambda _point, rows=rows: rows, rows, noise)
 
 
 def _parts(method: Defense | Federated) -> list[Defense]:

@@ -17,7 +17,7 @@ from leakbench.leaderboard.submissions.identity import request_digest, seeds_of
 
 from ..catalog import plugins
 from ..plan import expand as planning
-from ..run.harness import manifest_of
+from ..plan.manifest import manifest_of
 from ..run.provenance import library
 from ..suite import suite as suites
 from ..suite.suite import ChoiceError, Suite, SuiteError

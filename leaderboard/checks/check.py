@@ -98,6 +98,9 @@ def examine(
         checked.faults += faults
         if manifest is not None:
             checked.manifests[prefix + name] = manifest
+    # Before the records, which take memory, because the suites' cells take much of it for a while.
+    manifests = checked.manifests
+    suites = {} if known is None else dict(zip(manifests, known(list(manifests.values())), strict=True))
     cells = {cell.id: (manifest, cell) for manifest in checked.manifests.values() for cell in manifest.cells}
     arrays, existing = set(listing.names[ARRAYS]), set()
     for name in listing.names[RECORD]:
@@ -124,8 +127,7 @@ def examine(
     for name in sorted(arrays - {f"{identifier}{ARRAYS}" for identifier in existing}):
         checked.faults.append(Fault(file=prefix + name, field="", problem="no record beside it names these arrays"))
     checked.faults += _of_the_whole(checked, existing, prefix, failed_control)
-    if known is not None:
-        checked.faults += suite_faults(checked.manifests, list(checked.records.values()), known)
+    checked.faults += suite_faults(checked.manifests, list(checked.records.values()), suites)
     checked.faults.sort()
     return checked
 

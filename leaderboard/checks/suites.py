@@ -26,23 +26,25 @@ class KnownSuite:
     cells: Sequence[Expected] = ()
 
 
-KnownSuites = Callable[[Manifest], KnownSuite | None]
-"""Request -> the suite of its name, with the seeds that it asks for; None for a name that this version lacks."""
+KnownSuites = Callable[[Sequence[Manifest]], Sequence[KnownSuite | None]]
+"""Requests -> the suites of their names, with the seeds that they ask for; None for a name that this version lacks."""
 
 
-def suite_faults(manifests: Mapping[str, Manifest], records: Sequence[Record], known: KnownSuites) -> Iterator[Fault]:
+def suite_faults(
+    manifests: Mapping[str, Manifest], records: Sequence[Record], known: Mapping[str, KnownSuite | None]
+) -> Iterator[Fault]:
     """Yields the differences between requests and the suites of their names.
 
     Args:
         manifests: by path below the checked folder.
         records: of the folder, valid.
-        known: suites of this version.
+        known: suites of this version, by the same paths.
     """
     changed = {record.suite for record in records if record.changes}
     requested = {cell.id for manifest in manifests.values() for cell in manifest.cells}
     compared: set[str] = set()
     for file, manifest in manifests.items():
-        suite = known(manifest)
+        suite = known.get(file)
         if suite is None:
             continue
         if suite.digest != manifest.suite_digest:
