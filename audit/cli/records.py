@@ -198,6 +198,7 @@ def built_in(key: _Key) -> KnownSuite:
     from leakbench.benchmarks import data
     from leakbench.leaderboard.checks.suites import KnownSuite
 
+    from ..plan.checkpoints import stored_weights
     from ..plan.expand import plan
     from ..plan.manifest import manifest_of
     from ..suite import suite as suites
@@ -211,4 +212,5 @@ def built_in(key: _Key) -> KnownSuite:
     # A search's result is in the cells' ids, and the search is not repeated here.
     if suite.tune is not None or not embedded or len(suite.seeds) > _MOST_SEEDS:
         return KnownSuite(digest=suite.digest)
-    return KnownSuite(digest=suite.digest, cells=manifest_of(plan(suite, secure_noise=secure), suite, secure).cells)
+    cells = manifest_of(plan(suite, secure_noise=secure), suite, secure).cells
+    return KnownSuite(digest=suite.digest, cells=cells, checkpoints=stored_weights(suite.zoo) if suite.zoo else {})

@@ -24,7 +24,7 @@ from .figures import figure_faults
 from .files import arrays_faults, read_manifest, read_record
 from .limits import LIMITS, Limits
 from .listing import ARRAYS, RECORD, listed
-from .suites import KnownSuites, suite_faults
+from .suites import KnownSuites, checkpoint_faults, suite_faults
 from .text import printable
 
 CONTROLS = "controls"
@@ -128,6 +128,7 @@ def examine(
         checked.faults.append(Fault(file=prefix + name, field="", problem="no record beside it names these arrays"))
     checked.faults += _of_the_whole(checked, existing, prefix, failed_control)
     checked.faults += suite_faults(checked.manifests, list(checked.records.values()), suites)
+    checked.faults += checkpoint_faults(checked.records, manifests, suites)
     checked.faults.sort()
     return checked
 

@@ -3,12 +3,13 @@
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..kinds import JUDGED
 from ..records.labels import key_of
 from ..records.manifest import Expected, Manifest
 from ..records.record import Record
+from ..records.task import TrainingTask
 from .fault import Fault
 from .text import printable
 
@@ -20,14 +21,44 @@ class KnownSuite:
     Attributes:
         digest: of its file.
         cells: all of them; empty if they cannot be listed here, as without the suite's data.
+        checkpoints: name and SHA-256 of the weights of every checkpoint of its zoo, by the SHA-256 of its manifest;
+            empty for a suite that trains.
     """
 
     digest: str
     cells: Sequence[Expected] = ()
+    checkpoints: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 KnownSuites = Callable[[Sequence[Manifest]], Sequence[KnownSuite | None]]
 """Requests -> the suites of their names, with the seeds that they ask for; None for a name that this version lacks."""
+
+
+def checkpoint_faults(
+    records: Mapping[str, Record], manifests: Mapping[str, Manifest], known: Mapping[str, KnownSuite | None]
+) -> Iterator[Fault]:
+    """Yields records of checkpoints that their zoo lacks, or that name another one than their digest.
+
+    Args:
+        records: by path below the checked folder, valid.
+        manifests: by path below the same.
+        known: suites of this version, by paths of manifests.
+    """
+    zoos = {
+        manifest.suite_digest: suite.checkpoints
+        for file, manifest in manifests.items()
+        if (suite := known.get(file)) is not None and suite.digest == manifest.suite_digest and suite.checkpoints
+    }
+    for file, record in records.items():
+        task, zoo = record.task, zoos.get(record.suite_digest)
+        if zoo is None or record.status != "ok" or not isinstance(task, TrainingTask):
+            continue
+        if (pinned := zoo.get(task.checkpoint_digest)) is None:
+            problem = "it is that of no checkpoint of the suite's zoo as it is here"
+            yield Fault(file=file, field="task.checkpoint_digest", problem=problem)
+        elif task.checkpoint is not None and (task.checkpoint.name, task.checkpoint.sha256) != pinned:
+            problem = f"it must be {pinned[0]}, whose weights have the SHA-256 {pinned[1]}, by its checkpoint_digest"
+            yield Fault(file=file, field="task.checkpoint", problem=problem)
 
 
 def suite_faults(
