@@ -17,6 +17,7 @@ from leakbench.leaderboard.submissions.identity import request_digest, seeds_of
 
 from ..catalog import plugins
 from ..plan import expand as planning
+from ..plan.checkpoints import stored_weights
 from ..plan.manifest import manifest_of
 from ..run.provenance import library
 from ..suite import suite as suites
@@ -82,7 +83,13 @@ def facts(declaration: Declaration) -> SuiteFacts:
     except (SuiteError, OSError, ImportError) as error:  # data or an extra that are not here
         why = " ".join(str(error).split())
     return SuiteFacts(
-        name=suite.name, digest=suite.digest, seeds=seeds, cells=cells, unplanned=why, source=library().source
+        name=suite.name,
+        digest=suite.digest,
+        seeds=seeds,
+        cells=cells,
+        unplanned=why,
+        source=library().source,
+        checkpoints=stored_weights(suite.zoo) if suite.zoo else {},
     )
 
 

@@ -128,7 +128,9 @@ def examine(
         checked.faults.append(Fault(file=prefix + name, field="", problem="no record beside it names these arrays"))
     checked.faults += _of_the_whole(checked, existing, prefix, failed_control)
     checked.faults += suite_faults(checked.manifests, list(checked.records.values()), suites)
-    checked.faults += checkpoint_faults(checked.records, manifests, suites)
+    checked.faults += checkpoint_faults(
+        checked.records, {suite.digest: suite.checkpoints for suite in suites.values() if suite is not None}
+    )
     checked.faults.sort()
     return checked
 

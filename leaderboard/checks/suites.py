@@ -13,6 +13,9 @@ from ..records.task import TrainingTask
 from .fault import Fault
 from .text import printable
 
+Zoo = Mapping[str, tuple[str, str]]
+"""SHA-256 of a checkpoint's manifest -> its name and the SHA-256 of its weights."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class KnownSuite:
@@ -21,37 +24,28 @@ class KnownSuite:
     Attributes:
         digest: of its file.
         cells: all of them; empty if they cannot be listed here, as without the suite's data.
-        checkpoints: name and SHA-256 of the weights of every checkpoint of its zoo, by the SHA-256 of its manifest;
-            empty for a suite that trains.
+        checkpoints: of its zoo; empty for a suite that trains.
     """
 
     digest: str
     cells: Sequence[Expected] = ()
-    checkpoints: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    checkpoints: Zoo = field(default_factory=dict)
 
 
 KnownSuites = Callable[[Sequence[Manifest]], Sequence[KnownSuite | None]]
 """Requests -> the suites of their names, with the seeds that they ask for; None for a name that this version lacks."""
 
 
-def checkpoint_faults(
-    records: Mapping[str, Record], manifests: Mapping[str, Manifest], known: Mapping[str, KnownSuite | None]
-) -> Iterator[Fault]:
+def checkpoint_faults(records: Mapping[str, Record], zoos: Mapping[str, Zoo]) -> Iterator[Fault]:
     """Yields records of checkpoints that their zoo lacks, or that name another one than their digest.
 
     Args:
         records: by path below the checked folder, valid.
-        manifests: by path below the same.
-        known: suites of this version, by paths of manifests.
+        zoos: by digest of the suite that attacks their checkpoints.
     """
-    zoos = {
-        manifest.suite_digest: suite.checkpoints
-        for file, manifest in manifests.items()
-        if (suite := known.get(file)) is not None and suite.digest == manifest.suite_digest and suite.checkpoints
-    }
     for file, record in records.items():
         task, zoo = record.task, zoos.get(record.suite_digest)
-        if zoo is None or record.status != "ok" or not isinstance(task, TrainingTask):
+        if not zoo or record.status != "ok" or not isinstance(task, TrainingTask):
             continue
         if (pinned := zoo.get(task.checkpoint_digest)) is None:
             problem = "it is that of no checkpoint of the suite's zoo as it is here"

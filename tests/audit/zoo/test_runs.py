@@ -17,7 +17,7 @@ from leakbench.audit.subjects import shadow_bank, trained_run
 from leakbench.audit.suite import suite as suites
 from leakbench.audit.suite.suite import SuiteError, load
 from leakbench.defenses.core import OngoingRun
-from leakbench.leaderboard.checks.suites import KnownSuite, checkpoint_faults
+from leakbench.leaderboard.checks.suites import checkpoint_faults
 from leakbench.leaderboard.records.details import LARGEST_UNDER_CLAIM
 from leakbench.leaderboard.records.files import digest_of_bytes
 from leakbench.leaderboard.records.manifest import read_manifests
@@ -125,8 +125,8 @@ def test_records_name_the_attacked_checkpoint_and_a_check_refuses_another_name_o
         assert record.task.checkpoint.sha256 == digest_of_bytes(weights.read_bytes())
         assert record.task.checkpoint.name == checkpoint_of(record)
     (manifest,) = read_manifests(tmp_path / "records") or ()
-    known = {"m": KnownSuite(digest=manifest.suite_digest, checkpoints=stored_weights("tiny"))}
-    assert len(known["m"].checkpoints) == len(NAMES)
+    zoos = {manifest.suite_digest: stored_weights("tiny")}
+    assert {name for name, _ in zoos[manifest.suite_digest].values()} == {*NAMES}
     first, second = (next(r for r in records if checkpoint_of(r) == name) for name in (NAMES[0], NAMES[2]))
     forged = {
         "another name": {"checkpoint": {**first.task.checkpoint, "name": NAMES[2]}},
@@ -136,7 +136,7 @@ def test_records_name_the_attacked_checkpoint_and_a_check_refuses_another_name_o
         "an older record": {"checkpoint": None},
     }
     files = {words: replace(first, task=first.task | change) for words, change in forged.items()}
-    faults = {fault.file: fault for fault in checkpoint_faults(files | {"own": first}, {"m": manifest}, known)}
+    faults = {fault.file: fault for fault in checkpoint_faults(files | {"own": first}, zoos)}
     assert faults.keys() == forged.keys() - {"an older record"}
     assert {fault.severity for fault in faults.values()} == {"refused"}
     assert NAMES[0] in faults["other weights"].problem and faults["an unknown one"].field == "task.checkpoint_digest"
