@@ -140,13 +140,13 @@ def _known_suites(manifests: Sequence[Manifest]) -> list[KnownSuite | None]:
     return [None if key is None else _resolved[key] for key in keys]
 
 
-_Key = tuple[str, tuple[str, ...], bool]
+_SuiteKey = tuple[str, tuple[str, ...], bool]
 """Name of a suite, overrides, and whether noise comes from the operating system."""
 
-_resolved: dict[_Key, KnownSuite] = {}
+_resolved: dict[_SuiteKey, KnownSuite] = {}
 
 
-def _key(manifest: Manifest) -> _Key | None:
+def _key(manifest: Manifest) -> _SuiteKey | None:
     from ..suite.small import small_forms
 
     # Only names of files of the package: `load` would read any file for a path.
@@ -158,7 +158,7 @@ def _key(manifest: Manifest) -> _Key | None:
     return manifest.suite, tuple(overrides), any(cell.secure for cell in manifest.cells)
 
 
-def _listed(keys: Sequence[_Key]) -> list[KnownSuite]:
+def _listed(keys: Sequence[_SuiteKey]) -> list[KnownSuite]:
     """Returns the suites; by a process that ends, because PyTorch takes more than half a gigabyte."""
     if "torch" in sys.modules:
         return [*map(built_in, keys)]
@@ -178,7 +178,7 @@ def _listed(keys: Sequence[_Key]) -> list[KnownSuite]:
     return answer
 
 
-def _send_listed(keys: Sequence[_Key], connection: Connection) -> None:
+def _send_listed(keys: Sequence[_SuiteKey], connection: Connection) -> None:
     """Sends the suites, or the exception that listing them raised, and ends this process."""
     try:
         answer = [*map(built_in, keys)]
@@ -189,7 +189,7 @@ def _send_listed(keys: Sequence[_Key], connection: Connection) -> None:
     os._exit(0)
 
 
-def built_in(key: _Key) -> KnownSuite:
+def built_in(key: _SuiteKey) -> KnownSuite:
     """Returns a built-in suite, with its cells if they can be listed without a search and without a download.
 
     Args:

@@ -42,8 +42,8 @@ def plain_suite(name: str, small: bool) -> Suite:
     suite = suites.load(name, small=small)
     if suite.tune is not None:
         raise ChoiceError(
-            f"suite {name!r} chooses settings by a search, whose records a submission does not hold; take a suite "
-            "without [tune]"
+            f"suite {name!r} chooses settings by a search, and a submission does not hold its points, so the choice "
+            "could not be checked; take a suite without [tune]"
         )
     return suite
 
