@@ -128,15 +128,15 @@ def _rehearse_defense(cell: Cell) -> None:
         noisy = defense.with_noise(1.0) if defense.noise_multiplier is None else defense
         account, noise = Account(Ledger(sampling), remarks=unverified(defense=noisy)), seeded(0)
         rows = torch.randn(ROWS, layout.dim, generator=torch.Generator().manual_seed(0))
-        network = {} if layout is TOY_LAYOUT else {"architecture": partial(build_model, request, splits)}
+        whole = layout is not TOY_LAYOUT
         for step in rehearsed(
             noisy,
             account,
             steps=steps,
             only={0, min(1, steps - 1), steps - 1},
             layout=layout,
-            input_shape=splits.input_shape if network else (),
-            **network,
+            architecture=partial(build_model, request, splits) if whole else None,
+            input_shape=splits.input_shape if whole else (),
         ):
             if step.plan is not None:
                 release_rows(step.plan, lambda _point, rows=rows: rows, rows, noise)

@@ -58,10 +58,11 @@ def fault_lines(faults: Iterable[Fault], width: int = WIDTH) -> list[str]:
 
 def _likeness(fault: Fault) -> tuple[str, str, str]:
     """Returns a fault's severity, field and problem, with ids, digests and numbers replaced by a sign."""
-    return (
-        fault.severity,
-        *(re.sub(r"\b[0-9a-f]{16,}|[-+]?\d[\d.e+-]*", "#", text) for text in (fault.field, fault.problem)),
-    )
+    field, problem = (re.sub(_NUMBER, "#", text) for text in (fault.field, fault.problem))
+    return fault.severity, field, problem
+
+
+_NUMBER = re.compile(r"\b[0-9a-f]{16,}|[-+]?\d[\d.e+-]*")
 
 
 def verdict(faults: Iterable[Fault]) -> str:
