@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import cache
 from importlib import resources
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .options import BAD_FILE, FAILED, OK, Json, Recomputed, print_json
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from leakbench.leaderboard.checks.suites import KnownSuite
+    from leakbench.leaderboard.records.manifest import Manifest
 
 Folders = Annotated[
     list[Path],
@@ -40,7 +48,7 @@ def check(
         checked = examine(
             folder,
             _recompute(folder) if verify else None,
-            known=_known_suite,
+            known=_known_suites,
             failed_control="flagged" if with_failed_controls else "refused",
         )
         refused |= checked.refused
@@ -91,7 +99,7 @@ def merge(
 
     try:
         sources = [folder for path in folders for folder in folders_below(path)]
-        merged = merged_from(sources, out, known=_known_suite)
+        merged = merged_from(sources, out, known=_known_suites)
     except MergeError as error:
         if as_json:
             print_json({"out": None, "faults": [fault.to_dict() for fault in error.faults]})
@@ -130,7 +138,7 @@ def publish(
             results,
             out,
             most=arrays_up_to,
-            known=_known_suite,
+            known=_known_suites,
             recompute=_recompute if verify else None,
             failed_control="flagged" if with_failed_controls else "refused",
         )
@@ -186,30 +194,78 @@ _FREE = ("seeds", "controls")
 _MOST_SEEDS = 100
 
 
-def _known_suite(manifest: Any) -> Any:
-    """Returns the built-in suite of a request, with the seeds and controls of its command; None for other suites."""
-    command = manifest.command
-    overrides = [word for option, word in pairwise(command) if option == "--set" and word.split("=")[0] in _FREE]
-    return _built_in(manifest.suite, tuple(overrides), any(cell.secure for cell in manifest.cells))
+def _known_suites(manifests: Sequence[Manifest]) -> list[KnownSuite | None]:
+    """Returns the built-in suites of requests, with the seeds and controls of their commands; None for other suites."""
+    keys = [_key(manifest) for manifest in manifests]
+    if new := [key for key in dict.fromkeys(keys) if key is not None and key not in _resolved]:
+        _resolved.update(zip(new, _listed(new), strict=True))
+    return [None if key is None else _resolved[key] for key in keys]
 
 
-@cache
-def _built_in(name: str, overrides: tuple[str, ...], secure: bool) -> Any:
-    """Returns a built-in suite, with its cells if they can be listed without a search and without a download."""
+_SuiteKey = tuple[str, tuple[str, ...], bool]
+"""Name of a suite, overrides, and whether noise comes from the operating system."""
+
+_resolved: dict[_SuiteKey, KnownSuite] = {}
+
+
+def _key(manifest: Manifest) -> _SuiteKey | None:
     from ..suite.small import small_forms
 
     # Only names of files of the package: `load` would read any file for a path.
     files = {entry.name for entry in resources.files("leakbench.benchmarks.suites").iterdir()}
-    if f"{name}.toml" not in files and name not in small_forms():
+    if f"{manifest.suite}.toml" not in files and manifest.suite not in small_forms():
         return None
-    # Imported here because PyTorch takes half a gigabyte, which requests of other suites do without.
+    command = manifest.command
+    overrides = [word for option, word in pairwise(command) if option == "--set" and word.split("=")[0] in _FREE]
+    return manifest.suite, tuple(overrides), any(cell.secure for cell in manifest.cells)
+
+
+def _listed(keys: Sequence[_SuiteKey]) -> list[KnownSuite]:
+    """Returns the suites; by a process that ends, because PyTorch takes more than half a gigabyte."""
+    if "torch" in sys.modules:
+        return [*map(built_in, keys)]
+    spawned = get_context("spawn")
+    ours, theirs = spawned.Pipe(duplex=False)
+    process = spawned.Process(target=_send_listed, args=(keys, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        answer = ours.recv()
+    except EOFError:
+        raise OSError("the process that lists the cells of suites must answer, and ended; is there memory?") from None
+    finally:
+        process.join()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _send_listed(keys: Sequence[_SuiteKey], connection: Connection) -> None:
+    """Sends the suites, or the exception that listing them raised, and ends this process."""
+    try:
+        answer = [*map(built_in, keys)]
+    except Exception as error:
+        answer = error
+    connection.send(answer)
+    # An orderly end runs PyTorch's destructors, which touch 130 MB more.
+    os._exit(0)
+
+
+def built_in(key: _SuiteKey) -> KnownSuite:
+    """Returns a built-in suite, with its cells if they can be listed without a search and without a download.
+
+    Args:
+        key: of the suite.
+    """
     from leakbench.benchmarks import data
     from leakbench.leaderboard.checks.suites import KnownSuite
 
+    from ..plan.checkpoints import stored_weights
     from ..plan.expand import plan
-    from ..run.harness import manifest_of
+    from ..plan.manifest import manifest_of
     from ..suite import suite as suites
 
+    name, overrides, secure = key
     suite = suites.load(name)
     with suppress(ValueError):  # of a command that somebody else wrote
         suite = suite.with_overrides(overrides)
@@ -218,4 +274,5 @@ def _built_in(name: str, overrides: tuple[str, ...], secure: bool) -> Any:
     # A search's result is in the cells' ids, and the search is not repeated here.
     if suite.tune is not None or not embedded or len(suite.seeds) > _MOST_SEEDS:
         return KnownSuite(digest=suite.digest)
-    return KnownSuite(digest=suite.digest, cells=manifest_of(plan(suite, secure_noise=secure), suite, secure).cells)
+    cells = manifest_of(plan(suite, secure_noise=secure), suite, secure).cells
+    return KnownSuite(digest=suite.digest, cells=cells, checkpoints=stored_weights(suite.zoo) if suite.zoo else {})

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..external.out_folder import check_folder
 from .options import FAILED, OK, Json, Overrides, Recomputed, print_json, say
+
+if TYPE_CHECKING:
+    from ..suite.suite import Suite
 
 
 def run(
@@ -36,6 +39,9 @@ def run(
         bool, typer.Option(help="Compute records of another code, or edited ones, again instead of refusing them.")
     ] = False,
     verify: Recomputed = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only rehearse added methods, and say how many cells would be computed.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Runs a suite, writes a record per cell, prints the board. Cells with existing records are not run again."""
@@ -54,6 +60,8 @@ def run(
     chosen = suites.load(suite, small=small)
     chosen = chosen.with_overrides(settings or [], seed=seed).select(defenses=defense, attacks=attack)
     chosen = chosen.with_added(defenses=add_defense or (), attacks=add_attack or ())
+    if dry_run:
+        return _dry_run(chosen, secure_noise, as_json)
     directory = out or Path("results") / chosen.name
     check_folder(directory)
     overrides = [*(settings or []), *([] if seed is None else [f"seeds=[{seed}]"])]
@@ -86,6 +94,22 @@ def run(
     failed = [record for record in done if record.status == "failed"]
     lost = [control for control in board.controls if not control.ok]
     return FAILED if failed or board.violations or lost else OK
+
+
+def _dry_run(suite: Suite, secure_noise: bool, as_json: bool) -> int:
+    """Plans a suite and rehearses its added methods; computes and writes nothing."""
+    from ..plan.expand import plan
+    from ..run.rehearsal import rehearse
+
+    cells = plan(suite, secure_noise=secure_noise)
+    rehearsed = rehearse(suite, cells)
+    runnable = len(cells.cells) - len(cells.skipped)
+    if as_json:
+        print_json({"suite": suite.name, "cells": runnable, "skipped": len(cells.skipped), "rehearsed": rehearsed})
+    else:
+        print(f"{suite.name}: {runnable} cells would be computed, {len(cells.skipped)} skipped")
+        print("\n".join(f"{method} ran on a tiny task" for method in rehearsed))
+    return OK
 
 
 def _command_line(

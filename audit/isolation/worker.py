@@ -31,6 +31,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import fields
 from typing import Any
 
@@ -71,6 +72,10 @@ _START = 600.0  # seconds in which leakbench is imported
 
 class AttackProcessError(RuntimeError):
     """The process of an attack died, did not answer in time, or sent a malformed answer."""
+
+
+class AttackTimeoutError(AttackProcessError):
+    """The process of an attack did not answer in time."""
 
 
 class InProcessRuns:
@@ -181,7 +186,7 @@ class Worker:
                     break
                 self._channel.send(*_answered(answers, message, contents), limit)
         except TimeoutError:
-            raise AttackProcessError(
+            raise AttackTimeoutError(
                 f"the attack must answer within {limit:g} s of its own, and did not; {LIMIT} sets another limit"
             ) from None
         except (EOFError, OSError):
@@ -343,17 +348,34 @@ def frames_of(error: BaseException) -> list[traceback.FrameSummary]:
     return getattr(error, "frames", None) or list(traceback.extract_tb(error.__traceback__))
 
 
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Limits the time of attacks on a target within the context, as for a rehearsal.
+
+    Args:
+        seconds: that an attack's own process may compute; a smaller limit of the environment stays.
+    """
+    before = _most.set(seconds)
+    try:
+        yield
+    finally:
+        _most.reset(before)
+
+
+_most: ContextVar[float] = ContextVar("most_seconds", default=math.inf)
+
+
 def _limit() -> float:
     text = os.environ.get(LIMIT, "")
     if not text:
-        return SECONDS
+        return min(SECONDS, _most.get())
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise ValueError(f"{LIMIT} must be a positive number of seconds, got {text!r}")
-    return seconds
+    return min(seconds, _most.get())
 
 
 def _environment(folder: str) -> dict[str, str]:

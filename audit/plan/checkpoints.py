@@ -10,8 +10,8 @@ from leakbench.attacks.core import Knows
 from ..catalog import methods as catalog
 from ..suite.suite import Suite, SuiteError
 from ..zoo.download import located
-from ..zoo.index import ZooError, find
-from ..zoo.manifest import CheckpointManifest, read_manifest
+from ..zoo.index import ZooError, find, names
+from ..zoo.manifest import WEIGHTS, CheckpointManifest, read_manifest
 from .request import Request, TrainingRequest
 from .threat_models import threat_model
 
@@ -79,6 +79,20 @@ def manifest_of_target(request: TrainingRequest) -> CheckpointManifest:
     if entry.pinned.sha256 != training.checkpoint_digest:
         raise ZooError(f"checkpoint {entry.name!r} was replaced since the run began; run the same command again")
     return read_manifest(located(entry), entry)
+
+
+def stored_weights(zoo: str) -> dict[str, tuple[str, str]]:
+    """Returns name and SHA-256 of the weights of a zoo's checkpoints on this machine, by digests of their manifests.
+
+    Args:
+        zoo: first part of their names.
+    """
+    entries = [find(name) for name in names() if name.startswith(f"{zoo}/")]
+    return {
+        entry.pinned.sha256: (entry.name, read_manifest(located(entry), entry).files[WEIGHTS].sha256)
+        for entry in entries
+        if entry.pinned.url is None
+    }
 
 
 def not_offered(request: Request) -> str:

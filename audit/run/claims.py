@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, cast
@@ -184,6 +185,33 @@ def _federated_fault(record: Record, claim: RecordedClaim, task: TrainingTask) -
     proved = proved_by_clients(record, task, claim.delta)
     calibrated = any(getattr(record.budget, kind) is not None for kind in ("epsilon", "advantage", "tpr"))
     return _unspent(record.budget, proved) if calibrated else ""
+
+
+def messages_fault(record: Record) -> str:
+    """Returns a mismatch of an active server's messages with the steps that its claim charges; empty if none.
+
+    Fewer `releases` leave the epsilon above what they prove, a true claim, so `claim_fault` does not show them.
+
+    Args:
+        record: in which `claim_fault` finds none.
+    """
+    claim, task = record.claim, record.task
+    if not record.active_server or claim is None or claim.epsilon is None or is_path(record.defense.name):
+        return ""
+    prove = proved_by_message if isinstance(task, UpdateTask) else proved_by_clients
+    charged, expected = _steps_in(claim.events), _steps_in(prove(record, cast(Any, task), claim.delta).events)
+    if charged is None or charged == expected:
+        return ""
+    return (
+        f"its claim charges {charged} steps, and the {task.get('releases', 1)} releases of its task are charged "
+        f"{expected}"
+    )
+
+
+def _steps_in(events: Iterable[str]) -> int | None:
+    """Returns the steps of a claim's events, each written as "3 x Gaussian, ..."; None for other words."""
+    counts = [re.match(r"(\d{1,9}) x ", event) for event in events]
+    return None if None in counts else sum(int(count[1]) for count in counts if count is not None)
 
 
 def clients_fault(record: Record, epsilons: Sequence[float]) -> str:

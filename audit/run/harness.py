@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from leakbench.leaderboard.records.files import refuse_links, sweep
-from leakbench.leaderboard.records.manifest import Expected, Manifest, read_manifests, write_manifest
+from leakbench.leaderboard.records.manifest import read_manifests, write_manifest
 from leakbench.leaderboard.records.record import (
     MethodUsed,
     Provenance,
@@ -36,6 +36,7 @@ from ..catalog import methods as catalog
 from ..plan import expand as planning
 from ..plan.artifact import Artifact, Artifacts
 from ..plan.cells import Cell, Job, Plan
+from ..plan.manifest import manifest_of
 from ..progress_events import Listener
 from ..subjects.outcome import Outcome
 from ..suite.suite import Suite
@@ -48,6 +49,7 @@ from .lock import locked
 from .placement import accelerator, device_of
 from .progress import Report, RunProgress
 from .provenance import library, third_party, tuning_digest
+from .rehearsal import rehearse
 from .resume import refuse_other_code, select_records
 from .tuning import tune
 
@@ -113,7 +115,8 @@ def run(
         # Results may come from others, and a linked folder would be cleaned and written through the link.
         refuse_links(*(directory / name for name in ("records", "artifacts", "tuning", "tuning/points")))
         if suite.tune is not None:
-            planning.plan(suite, secure_noise=secure_noise)  # refuses bad suites before any training
+            # Refuses bad suites and added methods before any training.
+            rehearse(suite, planning.plan(suite, secure_noise=secure_noise))
             suite = tune(suite, directory, device=device, jobs=jobs, report=report, recompute=recompute)
         plan = planning.plan(suite, secure_noise=secure_noise)
         plan = plan if only is None else plan.only(only)
@@ -123,6 +126,8 @@ def run(
         origins = {cell.id: _origin(cell, directory) for cell in plan.cells}
         existing = select_records(plan.cells, folder, origins, recompute=recompute, verify=verify)
         records = existing.records
+        if suite.tune is None:
+            rehearse(suite, Plan(jobs=_missing(plan, records)))
         sweep(folder)  # under the lock: otherwise drafts of a live run would be taken for those of a killed run
         # Written before any computation: an interrupted run must not look complete without its strong attacks.
         write_manifest(manifest_of(plan, suite, secure_noise, command), folder)
@@ -162,41 +167,6 @@ def _collected(
             if fail_fast and any(record.status == "failed" for record in records):
                 break
     return collected
-
-
-def manifest_of(plan: Plan, suite: Suite, secure_noise: bool, command: Sequence[str] = ()) -> Manifest:
-    """Returns the manifest of a plan, which lists every requested cell and is written beside the records.
-
-    Args:
-        plan: of the suite.
-        suite: with its overrides and selection.
-        secure_noise: as in the plan.
-        command: command line of the run; `leakbench run SUITE` if empty.
-    """
-    plain = ("leakbench", "run", suite.source.removesuffix(".toml"), *["--secure-noise"] * secure_noise)
-    return Manifest(
-        suite=suite.name,
-        suite_digest=suite.digest,
-        command=tuple(command) or plain,
-        cells=tuple(_expected(cell) for cell in plan.cells),
-    )
-
-
-def _expected(cell: Cell) -> Expected:
-    request = cell.request
-    return Expected(
-        id=cell.id,
-        kind=request.kind,
-        control=request.control,
-        defense=MethodUsed(**request.defense.to_dict()),
-        attack=None if request.attack is None else MethodUsed(**request.attack.to_dict()),
-        budget=request.budget.to_dict(),
-        training=request.training.to_dict(),
-        noise=request.release_noise,
-        secure=request.secure,
-        seed=request.seed,
-        skip=cell.skip,
-    )
 
 
 def _origin(cell: Cell, directory: Path) -> Provenance:

@@ -49,7 +49,7 @@ def compute(
         # An exception of a method, of any class, fails its cell only; `sys.exit` would end the run silently.
         except (Exception, SystemExit) as error:
             refused = _refusal(error, cell.request)
-            outcome = Outcome(skipped=refused) if refused else Outcome(error=_sentence(error, cell.request))
+            outcome = Outcome(skipped=refused) if refused else Outcome(error=sentence(error, cell.request))
         if InProcessRuns.times > beside:
             outcome.flags.append(BESIDE)
         outcome.seconds = time.perf_counter() - start
@@ -69,11 +69,15 @@ def _refusal(error: BaseException, request: Request) -> str:
     return f"{request.attack.name} {DOES_NOT_APPLY}{' '.join(str(error).split())}"
 
 
-def _sentence(error: BaseException, request: Request) -> str:
+def sentence(error: BaseException, request: Request) -> str:
     """Returns exception and location in a sentence.
 
     If the traceback passes through a third-party method, its line is named, which its author knows, instead of a line
     of this library that it called.
+
+    Args:
+        error: raised while the cell was computed.
+        request: of the cell.
     """
     words = in_one_line(error)
     frames = frames_of(error)

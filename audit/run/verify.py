@@ -35,7 +35,7 @@ from ..catalog.messages import CatalogError
 from ..plan.threat_models import THREAT_MODELS
 from ..scoring import canaries, random_split
 from ..scoring.shift import LEVEL as SHIFTED
-from .claims import OTHER_VERSIONS, claim_fault, clients_fault, proved_claim
+from .claims import OTHER_VERSIONS, claim_fault, clients_fault, messages_fault, proved_claim
 
 OF_EXTRAS = ("ssim", "lpips")
 """Metrics that are null if an optional package is not installed."""
@@ -102,6 +102,8 @@ def _unlike_itself(record: Record, again: dict[str, Metric]) -> str:
         # Only attacks of the catalogue are looked up: a method given by path would be executed.
         if name in catalog.names("attacks") and (own := _granted(name)) not in (None, _decisive(record.requires)):
             return f"it says that {name} is given {_decisive(record.requires)}, and {name} is given {own}"
+    if fault := messages_fault(record):
+        return fault
     if record.kind == "canaries":
         return _unflagged(record, again[canaries.NAME], "canaries", "of a record that is added")
     if record.kind != "membership" or record.attack is None:

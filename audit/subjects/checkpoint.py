@@ -23,6 +23,7 @@ from ..scoring.truth import GroundTruth
 from ..targets.candidates import Candidates, copied
 from ..targets.observe import FinalView
 from ..zoo.checkpoint import load
+from ..zoo.manifest import WEIGHTS
 from .membership import data_flags, scored_membership
 from .outcome import Finding, Outcome, candidate_pools, join
 from .shadow_bank import shadows_on
@@ -61,7 +62,15 @@ class AttackedCheckpoint:
             flags.append("claim_violated")
         return Outcome(
             metrics=answer.metrics,
-            task=resolved | {"digest": self.data.splits.digest, "private": len(self.data.members)},
+            task=resolved
+            | {
+                "digest": self.data.splits.digest,
+                "private": len(self.data.members),
+                "checkpoint": {
+                    "name": self.checkpoint.name,
+                    "sha256": self.checkpoint.manifest.files[WEIGHTS].sha256,
+                },
+            },
             claim=dict(vars(record.claim)),
             noise_multiplier=record.noise_multiplier,
             noise=record.noise,

@@ -17,7 +17,8 @@ from leakbench.leaderboard.submissions.identity import request_digest, seeds_of
 
 from ..catalog import plugins
 from ..plan import expand as planning
-from ..run.harness import manifest_of
+from ..plan.checkpoints import stored_weights
+from ..plan.manifest import manifest_of
 from ..run.provenance import library
 from ..suite import suite as suites
 from ..suite.suite import ChoiceError, Suite, SuiteError
@@ -41,8 +42,8 @@ def plain_suite(name: str, small: bool) -> Suite:
     suite = suites.load(name, small=small)
     if suite.tune is not None:
         raise ChoiceError(
-            f"suite {name!r} chooses settings by a search, whose records a submission does not hold; take a suite "
-            "without [tune]"
+            f"suite {name!r} chooses settings by a search, and a submission does not hold its points, so the choice "
+            "could not be checked; take a suite without [tune]"
         )
     return suite
 
@@ -82,7 +83,13 @@ def facts(declaration: Declaration) -> SuiteFacts:
     except (SuiteError, OSError, ImportError) as error:  # data or an extra that are not here
         why = " ".join(str(error).split())
     return SuiteFacts(
-        name=suite.name, digest=suite.digest, seeds=seeds, cells=cells, unplanned=why, source=library().source
+        name=suite.name,
+        digest=suite.digest,
+        seeds=seeds,
+        cells=cells,
+        unplanned=why,
+        source=library().source,
+        checkpoints=stored_weights(suite.zoo) if suite.zoo else {},
     )
 
 

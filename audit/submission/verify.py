@@ -35,6 +35,7 @@ from leakbench.leaderboard.submissions.stamp import CellComparison, Stamp
 from leakbench.leaderboard.submissions.tiers import UNVERIFIED
 
 from ..plan import expand as planning
+from ..plan.manifest import manifest_of
 from ..run import harness
 from ..run.progress import Report
 from ..run.provenance import library
@@ -143,7 +144,7 @@ class _Runner:
     def cells(self, suite: Suite) -> list[Expected]:
         """Returns the cells of a suite with the submission's method."""
         larger = with_method(self.declaration, suite)
-        return list(harness.manifest_of(planning.plan(larger), larger, secure_noise=False).cells)
+        return list(manifest_of(planning.plan(larger), larger, secure_noise=False).cells)
 
     def run(self, suite: Suite, ids: set[str]) -> dict[str, Record]:
         """Computes cells of a suite, and returns their records by id."""

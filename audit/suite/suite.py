@@ -106,7 +106,12 @@ class Suite(Document):
     @property
     def added(self) -> tuple[str, ...]:
         """Names of the contestants that were added to those of the file."""
-        return tuple(name for _, _, name in self._added)
+        return tuple(name for _, name in self.added_methods)
+
+    @property
+    def added_methods(self) -> tuple[tuple[MethodKind, str], ...]:
+        """Kinds and names of the contestants that were added."""
+        return tuple((kind, name) for kind, _, name in self._added)
 
     def defense_grid(self) -> list[DefenseChoice]:
         """Returns every defense with every combination of its settings, in the order of the file."""

@@ -26,7 +26,7 @@ from .figures import figure_faults
 from .files import arrays_faults, read_left_out, read_manifest, read_record
 from .limits import LIMITS, Limits
 from .listing import ARRAYS, RECORD, listed
-from .suites import KnownSuites, suite_faults
+from .suites import KnownSuites, checkpoint_faults, suite_faults
 from .text import printable
 
 CONTROLS = "controls"
@@ -110,6 +110,9 @@ def examine(
         if arrays_list is not None and not faults:
             checked.left_out[prefix + name] = arrays_list
     coverage = Coverage(checked.left_out.values())
+    # Before the records, which take memory, because the suites' cells take much of it for a while.
+    manifests = checked.manifests
+    suites = {} if known is None else dict(zip(manifests, known(list(manifests.values())), strict=True))
     cells = {cell.id: (manifest, cell) for manifest in checked.manifests.values() for cell in manifest.cells}
     arrays, existing = set(listing.names[ARRAYS]), set()
     for name in listing.names[RECORD]:
@@ -140,8 +143,10 @@ def examine(
         checked.faults.append(Fault(file=prefix + name, field="", problem="no record beside it names these arrays"))
     checked.faults += _of_the_lists(checked, arrays)
     checked.faults += _of_the_whole(checked, existing, prefix, failed_control)
-    if known is not None:
-        checked.faults += suite_faults(checked.manifests, list(checked.records.values()), known)
+    checked.faults += suite_faults(checked.manifests, list(checked.records.values()), suites)
+    checked.faults += checkpoint_faults(
+        checked.records, {suite.digest: suite.checkpoints for suite in suites.values() if suite is not None}
+    )
     checked.faults.sort()
     return checked
 

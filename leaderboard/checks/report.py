@@ -1,7 +1,9 @@
 """Faults of a check, and the difference of two boards, as lines for a terminal."""
 
 import json
+import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
@@ -13,18 +15,29 @@ from .text import printable
 WIDTH = 80
 """Columns of the narrowest terminal that the lines fit."""
 
+MOST_ALIKE = 20
+"""Faults shown of those that differ in files and numbers alone."""
+
 _FIELD = 24  # columns of the fields; longer ones have a line of their own
 
 
 def fault_lines(faults: Iterable[Fault], width: int = WIDTH) -> list[str]:
     """Returns a table of faults: each file on a line of its own, below it field and problem.
 
+    Of faults that differ in files and numbers alone, the first `MOST_ALIKE` are shown, and the rest is counted.
+
     Args:
         faults: ordered by file.
         width: columns to fill.
     """
     lines = []
-    for file, own in groupby(faults, key=lambda fault: fault.file):
+    counts: Counter[tuple[str, str, str]] = Counter()
+    shown = []
+    for fault in faults:
+        counts[_likeness(fault)] += 1
+        if counts[_likeness(fault)] <= MOST_ALIKE:
+            shown.append(fault)
+    for file, own in groupby(shown, key=lambda fault: fault.file):
         lines += textwrap.wrap(file, width)
         for fault in own:
             field = f"  {fault.field or '(file)'}"
@@ -36,7 +49,20 @@ def fault_lines(faults: Iterable[Fault], width: int = WIDTH) -> list[str]:
             else:
                 lines += textwrap.wrap(field, width, subsequent_indent="    ")
             lines += [" " * (_FIELD + 1) + line for line in problem]
+    for (severity, field, problem), count in counts.items():
+        if count > MOST_ALIKE:
+            words = f"{count - MOST_ALIKE} more {severity}, as {field or 'those of files'}: {problem}; --json has all"
+            lines += textwrap.wrap(words, width, subsequent_indent="  ")
     return lines
+
+
+def _likeness(fault: Fault) -> tuple[str, str, str]:
+    """Returns a fault's severity, field and problem, with ids, digests and numbers replaced by a sign."""
+    field, problem = (re.sub(_NUMBER, "#", text) for text in (fault.field, fault.problem))
+    return fault.severity, field, problem
+
+
+_NUMBER = re.compile(r"\b[0-9a-f]{16,}|[-+]?\d[\d.e+-]*")
 
 
 def verdict(faults: Iterable[Fault]) -> str:

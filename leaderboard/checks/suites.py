@@ -3,14 +3,18 @@
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..kinds import JUDGED
 from ..records.labels import key_of
 from ..records.manifest import Expected, Manifest
 from ..records.record import Record
+from ..records.task import TrainingTask
 from .fault import Fault
 from .text import printable
+
+Zoo = Mapping[str, tuple[str, str]]
+"""SHA-256 of a checkpoint's manifest -> its name and the SHA-256 of its weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,29 +24,52 @@ class KnownSuite:
     Attributes:
         digest: of its file.
         cells: all of them; empty if they cannot be listed here, as without the suite's data.
+        checkpoints: of its zoo; empty for a suite that trains.
     """
 
     digest: str
     cells: Sequence[Expected] = ()
+    checkpoints: Zoo = field(default_factory=dict)
 
 
-KnownSuites = Callable[[Manifest], KnownSuite | None]
-"""Request -> the suite of its name, with the seeds that it asks for; None for a name that this version lacks."""
+KnownSuites = Callable[[Sequence[Manifest]], Sequence[KnownSuite | None]]
+"""Requests -> the suites of their names, with the seeds that they ask for; None for a name that this version lacks."""
 
 
-def suite_faults(manifests: Mapping[str, Manifest], records: Sequence[Record], known: KnownSuites) -> Iterator[Fault]:
+def checkpoint_faults(records: Mapping[str, Record], zoos: Mapping[str, Zoo]) -> Iterator[Fault]:
+    """Yields records of checkpoints that their zoo lacks, or that name another one than their digest.
+
+    Args:
+        records: by path below the checked folder, valid.
+        zoos: by digest of the suite that attacks their checkpoints.
+    """
+    for file, record in records.items():
+        task, zoo = record.task, zoos.get(record.suite_digest)
+        if not zoo or record.status != "ok" or not isinstance(task, TrainingTask):
+            continue
+        if (pinned := zoo.get(task.checkpoint_digest)) is None:
+            problem = "it is that of no checkpoint of the suite's zoo as it is here"
+            yield Fault(file=file, field="task.checkpoint_digest", problem=problem)
+        elif task.checkpoint is not None and (task.checkpoint.name, task.checkpoint.sha256) != pinned:
+            problem = f"it must be {pinned[0]}, whose weights have the SHA-256 {pinned[1]}, by its checkpoint_digest"
+            yield Fault(file=file, field="task.checkpoint", problem=problem)
+
+
+def suite_faults(
+    manifests: Mapping[str, Manifest], records: Sequence[Record], known: Mapping[str, KnownSuite | None]
+) -> Iterator[Fault]:
     """Yields the differences between requests and the suites of their names.
 
     Args:
         manifests: by path below the checked folder.
         records: of the folder, valid.
-        known: suites of this version.
+        known: suites of this version, by the same paths.
     """
     changed = {record.suite for record in records if record.changes}
     requested = {cell.id for manifest in manifests.values() for cell in manifest.cells}
     compared: set[str] = set()
     for file, manifest in manifests.items():
-        suite = known(manifest)
+        suite = known.get(file)
         if suite is None:
             continue
         if suite.digest != manifest.suite_digest:

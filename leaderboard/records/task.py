@@ -50,6 +50,18 @@ class CanarySettings(OpenFields):
     kind: str = ""
 
 
+class RecordedCheckpoint(OpenFields):
+    """Trained checkpoint of a zoo that a record is of.
+
+    Attributes:
+        name: in the zoo, as `digits_mlp/dp_sgd/eps3/seed0`.
+        sha256: of the file of its weights.
+    """
+
+    name: str = ""
+    sha256: str = ""
+
+
 class TrainingTask(RecordedTask):
     """Task of a trained model.
 
@@ -65,6 +77,8 @@ class TrainingTask(RecordedTask):
         schedule_of: seed of the participants of the rounds; None for central training.
         statistics: settings of the released feature statistics; None without them.
         canaries: None without canaries.
+        checkpoint_digest: SHA-256 of the attacked checkpoint's manifest; empty for a training of the run's own.
+        checkpoint: the attacked checkpoint; None for a training of the run's own, and in older records.
     """
 
     FIXED = (
@@ -83,6 +97,8 @@ class TrainingTask(RecordedTask):
     schedule_of: dict[str, Any] | None = None
     statistics: dict[str, Any] | None = None
     canaries: CanarySettings | None = None
+    checkpoint_digest: str = ""
+    checkpoint: RecordedCheckpoint | None = None
 
 
 class UpdateTask(RecordedTask):

@@ -6,8 +6,9 @@ have in common.
 """
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
+from ..checks.suites import Zoo
 from ..records.labels import key_of
 from ..records.manifest import Expected
 from .declaration import Declaration
@@ -24,6 +25,7 @@ class SuiteFacts:
         cells: of the suite without the submission's method; None if they cannot be planned here.
         unplanned: why `cells` is None.
         source: digest of this code.
+        checkpoints: of its zoo; empty for a suite that trains.
     """
 
     name: str
@@ -32,6 +34,7 @@ class SuiteFacts:
     cells: tuple[Expected, ...] | None
     unplanned: str = ""
     source: str
+    checkpoints: Zoo = field(default_factory=dict)
 
 
 def is_own(declaration: Declaration, defense: str, attack: str | None) -> bool:

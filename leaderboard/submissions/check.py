@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..checks.check import CONTROLS, Recompute, examine
 from ..checks.fault import Fault, Severity
+from ..checks.suites import checkpoint_faults
 from ..checks.text import MOST_NAMED, listed, printable
 from ..records.manifest import Manifest
 from ..records.record import Record
@@ -272,6 +273,8 @@ def _suite(
     if old := [record.id for record in records if record.provenance.source != facts.source]:
         problem = f"{len(old)} of {len(records)} records were computed by another code than this one"
         yield _fault(folder, "provenance.source", problem, "flagged")
+    named = {f"{folder}/{record.id}.json": record for record in records}
+    yield from checkpoint_faults(named, {facts.digest: facts.checkpoints})
     if facts.cells is None:
         problem = f"the suite's cells cannot be planned here, so removed cells would not be seen: {facts.unplanned}"
         yield _fault(folder, "", printable(problem), "flagged")

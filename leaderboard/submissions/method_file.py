@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ..checks.fault import Fault
-from ..checks.text import listed, printable
+from ..checks.text import MOST_NAMED, listed, printable
 from ..records.files import digest_of_bytes, read_bytes
 from ..records.record import Record
+from ..records.task import TrainingTask
 from .cells import is_own
 from .declaration import NAME, Declaration
 from .identity import code_digest
@@ -50,7 +51,8 @@ def code_faults(
             yield Fault(file=f"{path}/{method.file}", field="", problem=why)
         roles = {f"{declaration.kind} {method.name}": code_digest(file)}
     elif checkpoint is not None:
-        yield from _checkpoint(folder, path, declaration)
+        records = [*records]
+        yield from _checkpoint(folder, path, declaration, records)
     others: dict[tuple[str, str], list[str]] = {}
     for record in records:
         for role, code in record.provenance.third_party.items():
@@ -73,12 +75,18 @@ def code_faults(
         )
 
 
-def _checkpoint(folder: Path, path: str, declaration: Declaration) -> Iterator[Fault]:
+def _checkpoint(folder: Path, path: str, declaration: Declaration, records: Iterable[Record]) -> Iterator[Fault]:
     checkpoint = declaration.checkpoint
     if checkpoint is None:
         return
-    problem = "records do not name the checkpoint that they are of, so this digest is the submitter's word"
-    yield Fault(file=f"{path}/{NAME}", field="checkpoint.sha256", problem=problem, severity="flagged")
+    tasks = [record.task for record in records]
+    named = {task.checkpoint.sha256 for task in tasks if isinstance(task, TrainingTask) and task.checkpoint is not None}
+    if not named:
+        problem = "its records are of trainings and name no checkpoint, so this digest is the submitter's word"
+        yield Fault(file=f"{path}/{NAME}", field="checkpoint.sha256", problem=problem, severity="flagged")
+    elif checkpoint.sha256 not in named:
+        problem = f"must be that of a checkpoint that its records name, one of {', '.join(sorted(named)[:MOST_NAMED])}"
+        yield Fault(file=f"{path}/{NAME}", field="checkpoint.sha256", problem=printable(problem, 400))
     if checkpoint.file is None:
         return
     if not (folder / checkpoint.file).is_file():

@@ -2,13 +2,15 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from leakbench.audit.plan.expand import plan
-from leakbench.audit.run.harness import manifest_of
+from leakbench.audit.plan.manifest import manifest_of
 from leakbench.audit.scoring import shift
 from leakbench.audit.suite import suite as suites
 from leakbench.leaderboard.checks import figures
@@ -201,3 +203,20 @@ def test_a_run_with_a_fault_is_not_published(command, copied, tmp_path):
         )
     code, _, err = command("leaderboard", "publish", copied, "--out", tmp_path / "published", "--arrays-up-to", "1")
     assert code == 2 and "arrays of up to 65536 bytes must lie beside their records" in err
+
+
+def test_cells_of_suites_are_listed_by_a_process_that_ends_so_that_a_check_loads_no_pytorch(tmp_path):
+    program = (
+        "import sys\n"
+        "from leakbench.audit.cli.records import _known_suites\n"
+        "from leakbench.leaderboard.records.manifest import Manifest\n"
+        "if __name__ == '__main__':\n"
+        "    def ask(name):\n"
+        "        return Manifest(suite=name, suite_digest='0' * 64, command=('leakbench', 'run'), cells=())\n"
+        "    known, other = _known_suites([ask('quick'), ask('none_of_ours')])\n"
+        "    assert other is None and len(known.cells) > 100\n"
+        "    assert not {'torch', 'sklearn'} & sys.modules.keys()\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    run = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr

@@ -118,6 +118,21 @@ def test_a_record_with_fewer_messages_than_its_epsilon_needs_is_refuted(records)
     assert "does not follow from its steps" in unproved_share(more)
 
 
+def test_fewer_messages_than_the_claim_charges_are_refuted(records, folder):
+    three, one = of(records, "active_membership"), of(records, "imprint", "calibrated")
+    for releases in (2, 1):
+        task = json.loads(json.dumps(dict(three.task) | {"releases": releases}, default=list))
+        assert f"its claim charges 3 steps, and the {releases} releases of its task are charged {releases}" in (
+            contradiction(replace(three, task=task), folder)
+        )
+    assert one.claim is not None
+    more = replace(one.claim, events=tuple(event.replace("1 x", "2 x") for event in one.claim.events))
+    assert "its claim charges 2 steps, and the 1 releases" in contradiction(replace(one, claim=more), folder)
+    without = {key: value for key, value in dict(three.task).items() if key != "releases"}
+    unsaid = replace(three, task=json.loads(json.dumps(without, default=list)))
+    assert "its claim charges 3 steps" in contradiction(unsaid, folder)
+
+
 def test_without_clients_an_active_server_has_nobody_to_send_a_model_to(tmp_path):
     central = SUITE.replace("federated = {", "# federated = {").replace("lr = 0.5,", "lr = 0.5, epochs = 1,")
     (tmp_path / "central.toml").write_text(central.replace('{ name = "fed_avg" }', '{ name = "dp_sgd" }'))

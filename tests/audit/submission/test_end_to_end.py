@@ -248,10 +248,10 @@ def test_cells_of_an_added_method_are_no_forged_cells_of_the_suite(submission):
     (manifest,) = read_manifests(submission / "records")
     cells = [cell for cell in manifest.cells if cell.defense.name != "half_dp.py:half_dp"]
     suite = KnownSuite(digest=manifest.suite_digest, cells=cells)
-    (fault,) = suite_faults({"file": manifest}, (), lambda _: suite)
+    (fault,) = suite_faults({"file": manifest}, (), {"file": suite})
     assert fault.severity == "flagged" and "cells are of half_dp.py:half_dp, which the command added" in fault.problem
     forged = dataclasses.replace(manifest, command=("leakbench", "run", "tiny"))
-    assert {fault.severity for fault in suite_faults({"file": forged}, (), lambda _: suite)} == {"refused"}
+    assert {fault.severity for fault in suite_faults({"file": forged}, (), {"file": suite})} == {"refused"}
 
 
 def test_folders_without_a_record_are_not_merged(tmp_path, capsys):

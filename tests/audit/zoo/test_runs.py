@@ -2,12 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from leakbench.audit.cli import app as cli
+from leakbench.audit.plan.checkpoints import stored_weights
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.run import harness
 from leakbench.audit.run.verify import contradiction
@@ -15,10 +17,15 @@ from leakbench.audit.subjects import shadow_bank, trained_run
 from leakbench.audit.suite import suite as suites
 from leakbench.audit.suite.suite import SuiteError, load
 from leakbench.defenses.core import OngoingRun
+from leakbench.leaderboard.checks.suites import checkpoint_faults
 from leakbench.leaderboard.records.details import LARGEST_UNDER_CLAIM
+from leakbench.leaderboard.records.files import digest_of_bytes
 from leakbench.leaderboard.records.manifest import read_manifests
 from leakbench.leaderboard.records.record import RecordError
+from leakbench.leaderboard.records.task import TrainingTask
+from leakbench.leaderboard.submissions.method_file import code_faults
 
+from ...leaderboard.submissions.declarations import declaration
 from ..conftest import SUITE as TRAINED
 from .conftest import NAMES
 
@@ -108,6 +115,52 @@ def test_attacks_score_the_checkpoint_as_they_score_the_training_it_comes_from(z
     for key, value in computed.items():
         # Shadow models' outputs are rounded to half precision.
         assert value == pytest.approx(expected[key], abs=0.02 if key[2] in ("lira", "rmia") else 1e-9), key
+
+
+def test_records_name_the_attacked_checkpoint_and_a_check_refuses_another_name_or_digest(zoo, tiny, tmp_path):
+    records = harness.run(tiny, tmp_path, device=CPU, jobs=1)
+    for record in records:
+        assert isinstance(record.task, TrainingTask) and record.task.checkpoint is not None
+        weights = zoo / record.task.checkpoint.name / "weights.safetensors"
+        assert record.task.checkpoint.sha256 == digest_of_bytes(weights.read_bytes())
+        assert record.task.checkpoint.name == checkpoint_of(record)
+    (manifest,) = read_manifests(tmp_path / "records") or ()
+    zoos = {manifest.suite_digest: stored_weights("tiny")}
+    assert {name for name, _ in zoos[manifest.suite_digest].values()} == {*NAMES}
+    first, second = (next(r for r in records if checkpoint_of(r) == name) for name in (NAMES[0], NAMES[2]))
+    forged = {
+        "another name": {"checkpoint": {**first.task.checkpoint, "name": NAMES[2]}},
+        "other weights": {"checkpoint": {**first.task.checkpoint, "sha256": "0" * 64}},
+        "a consistent other": {"checkpoint": {**second.task.checkpoint}},
+        "an unknown one": {"checkpoint_digest": "1" * 64},
+        "an older record": {"checkpoint": None},
+    }
+    files = {words: replace(first, task=first.task | change) for words, change in forged.items()}
+    faults = {fault.file: fault for fault in checkpoint_faults(files | {"own": first}, zoos)}
+    assert faults.keys() == forged.keys() - {"an older record"}
+    assert {fault.severity for fault in faults.values()} == {"refused"}
+    assert NAMES[0] in faults["other weights"].problem and faults["an unknown one"].field == "task.checkpoint_digest"
+
+
+def test_a_submitted_checkpoint_must_be_named_by_the_records_that_name_any(tiny, tmp_path):
+    records = harness.run(tiny, tmp_path, device=CPU, jobs=1)
+    named = records[0].task.checkpoint.sha256
+    without = [replace(record, task=record.task | {"checkpoint": None}) for record in records]
+    for sha256, given, severities in [
+        (named, records, []),
+        ("2" * 64, records, ["refused"]),
+        ("2" * 64, without, ["flagged"]),
+    ]:
+        submitted = declaration(kind="checkpoint", method=None, checkpoint={"sha256": sha256})
+        faults = [*code_faults(tmp_path, "ada/x", submitted, given, lambda _: "")]
+        assert [fault.severity for fault in faults if fault.field == "checkpoint.sha256"] == severities
+
+
+def checkpoint_of(record) -> str:
+    """The name that the request of a record stands for."""
+    control = "/never_saw" if record.control == "negative" else ""
+    budget = "/eps8" if record.defense.name == "dp_sgd" and not control else ""
+    return f"tiny/{record.defense.name}{control}{budget}/seed0"
 
 
 def test_a_checkpoint_of_another_training_is_an_error_and_not_trained_anew(zoo, tiny):
