@@ -68,8 +68,9 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Collects garbage from here on, of what tests make alone."""
+    """Collects garbage from here on, of what tests make alone, and rarely: the usual limits are for small programs."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     gc.enable()
 
 
