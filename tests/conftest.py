@@ -48,7 +48,7 @@ os.fsync = lambda _: None
 
 # Typer makes the commands of an application from the signatures of its functions at each call, which takes as long as
 # most commands: once for each application is enough.
-vars(typer.main)["get_command"] = functools.cache(typer.main.get_command)
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 # No deadline: a shared machine is slow at times. The same examples every time: if a fresh clone fails, the
 # reason is in the clone.
