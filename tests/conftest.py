@@ -1,17 +1,20 @@
 """Setup that every test shares: one thread, the optional data folder, and in one lane types checked at run time."""
 
+import functools
 import gc
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import jaxtyping
 import pytest
 import torch
+import typer.main
 
 from . import pretend_device
 
@@ -43,6 +46,10 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
 # What tests write need not outlast a power cut, and each call waits for the disk; tests of failures have their own.
 os.fsync = lambda _: None
 
+# Typer makes the commands of an application from the signatures of its functions at each call, which takes as long as
+# most commands: once for each application is enough.
+typer.main.get_command = functools.cache(typer.main.get_command)
+
 # No deadline: a shared machine is slow at times. The same examples every time: if a fresh clone fails, the
 # reason is in the clone.
 for _name, _examples in (("few", 10), ("leakbench", 20), ("full", 150)):
@@ -61,8 +68,9 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Collects garbage from here on, of what tests make alone."""
+    """Collects garbage from here on, of what tests make alone, and rarely: the usual limits are for small programs."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     gc.enable()
 
 
@@ -88,18 +96,25 @@ def accelerator(request: pytest.FixtureRequest) -> Iterator[torch.device]:
         yield pretend
 
 
-_patched = False
+def _forgetting(name: str) -> Callable[..., None]:
+    """A method of `MonkeyPatch` after which nothing is known of what engines make of a model."""
+    change = getattr(pytest.MonkeyPatch, name)
+
+    @functools.wraps(change)
+    def changed(self: pytest.MonkeyPatch, *arguments: Any, **options: Any) -> None:
+        # Else nothing is known yet, and tests of a board need not import it.
+        choose = sys.modules.get("leakbench.defenses.core.gradients.choose")
+        of_code = [*self._setattr, *(place for place, _, _ in self._setitem if place is not os.environ)]
+        change(self, *arguments, **options)
+        if choose is not None and (of_code if name == "undo" else arguments[0] is not os.environ):
+            choose.forget()
+
+    return changed
 
 
-@pytest.fixture(autouse=True)
-def _nothing_known(request: pytest.FixtureRequest) -> None:
-    """Forgets what engines make of a model where this test, or the last one, patches."""
-    global _patched
-    # Else nothing is known yet, and tests of a board need not import it.
-    choose = sys.modules.get("leakbench.defenses.core.gradients.choose")
-    before, _patched = _patched, "monkeypatch" in request.fixturenames
-    if choose is not None and (before or _patched):
-        choose.forget()
+# Folders and variables of the environment decide nothing of an engine.
+for _name in ("setattr", "delattr", "setitem", "delitem", "undo"):
+    setattr(pytest.MonkeyPatch, _name, _forgetting(_name))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Parameters of tests: many values in one test, and pairs of values in place of all combinations."""
+"""Parameters of tests: many values in one test, pairs of values in place of all combinations, values in turn."""
 
 import functools
 import inspect
@@ -72,6 +72,16 @@ def pairwise(*parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
             missing.pop(pair, None)
         rows.append(tuple(values[row[column]] for column, values in enumerate(parameters)))
     return rows
+
+
+def in_turn(names: Iterable[Any], values: Sequence[Any]) -> list[Any]:
+    """Each name with one of the values, in turn, by default; the combinations that are left with the slow tests."""
+    slow = pytest.mark.slow
+    return [
+        pytest.param(name, value, marks=() if number % len(values) == place else slow)
+        for number, name in enumerate(names)
+        for place, value in enumerate(values)
+    ]
 
 
 def _missing_pairs(missing: dict[Any, None], row: dict[int, int], column: int, value: int) -> int:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from .parameters import pairwise, subtests
+from .parameters import in_turn, pairwise, subtests
 
 
 def test_every_case_runs_and_all_that_fail_are_named(tmp_path):
@@ -36,3 +36,10 @@ def test_pairs_meet_in_far_fewer_than_all_combinations():
     for i in range(4):
         for j in range(i):
             assert {(row[i], row[j]) for row in rows} == {(a, b) for a in values[i] for b in values[j]}
+
+
+def test_in_turn_each_name_meets_one_value_by_default_and_all_with_the_slow_tests():
+    cases = in_turn("abcde", [1, 2])
+    assert {case.values for case in cases} == {(name, value) for name in "abcde" for value in (1, 2)}
+    assert [case.values for case in cases if not case.marks] == [("a", 1), ("b", 2), ("c", 1), ("d", 2), ("e", 1)]
+    assert {mark.name for case in cases for mark in case.marks} == {"slow"}

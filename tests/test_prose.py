@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from .parameters import subtests
 
@@ -25,9 +26,21 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @cache
+def nodes_of(source: str) -> list[ast.AST]:
+    """Modules, classes and functions."""
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, DOCUMENTED)]
+
+
+def teardown_module() -> None:
+    """Frees the trees of all sources, which collections of garbage would search from here on."""
+    for kept in (nodes_of, docstrings, tokens, sources):
+        kept.cache_clear()
+
+
+@cache
 def docstrings(source: str) -> list[str]:
     """Docstrings of modules, classes and functions, and strings behind attributes."""
-    documented = [node for node in ast.walk(ast.parse(source)) if isinstance(node, DOCUMENTED)]
+    documented: list[Any] = nodes_of(source)
     alone = [line.value for node in documented for line in node.body if isinstance(line, ast.Expr)]
     return [text.value.strip() for text in alone if isinstance(text, ast.Constant) and isinstance(text.value, str)]
 
@@ -53,6 +66,7 @@ def blocks(source: str) -> Iterator[str]:
             last = token.start[0]
 
 
+@cache
 def sources(part: str) -> dict[str, str]:
     return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in (ROOT / part).rglob("*.py")}
 
@@ -105,7 +119,7 @@ def words_of(node: ast.AST) -> set[str]:
 
 def empty_names(source: str) -> Iterator[str]:
     """Functions with the variables of theirs that do not say what they hold."""
-    for function in ast.walk(ast.parse(source)):
+    for function in nodes_of(source):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             nodes = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
             bound = {node.id for node in nodes if isinstance(node.ctx, ast.Store)}

@@ -150,7 +150,7 @@ def _known(error: Exception) -> int | None:
     from leakbench.leaderboard.records.record import RecordError
 
     from ..run.lock import BusyError
-    from ..suite.suite import ChoiceError, SuiteError
+    from ..suite.errors import ChoiceError, SuiteError
 
     if isinstance(error, (SuiteError, RecordError)) and not isinstance(error, ChoiceError):
         return BAD_FILE

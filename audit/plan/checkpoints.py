@@ -8,7 +8,8 @@ from typing import Any
 from leakbench.attacks.core import Knows
 
 from ..catalog import methods as catalog
-from ..suite.suite import Suite, SuiteError
+from ..suite.errors import SuiteError
+from ..suite.suite import Suite
 from ..zoo.download import located
 from ..zoo.index import ZooError, find, names
 from ..zoo.manifest import WEIGHTS, CheckpointManifest, read_manifest

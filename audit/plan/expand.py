@@ -26,9 +26,10 @@ from leakbench.leaderboard.metrics import CLAIM, METRICS
 
 from ..catalog import methods as catalog
 from ..catalog import plugins
+from ..suite.errors import SuiteError
 from ..suite.federated import FederatedTable, PublicOnlyTable
 from ..suite.fields import ModelChoice
-from ..suite.suite import AttackChoice, DefenseChoice, Suite, SuiteError, check_sizes
+from ..suite.suite import AttackChoice, DefenseChoice, Suite, check_sizes
 from ..suite.task import PretrainTable, Training
 from ..targets.local_steps import LocalTraining, why_not_summed
 from .artifact import Artifact

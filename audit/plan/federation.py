@@ -36,8 +36,9 @@ from leakbench.defenses.core.federated.schedule import refuse_cut_stream
 from leakbench.defenses.core.federated.secure_sum import hides_members, refuse_small_rounds
 
 from ..catalog import methods as catalog
+from ..suite.errors import SuiteError
 from ..suite.federated import FederatedTable
-from ..suite.suite import DefenseChoice, Suite, SuiteError
+from ..suite.suite import DefenseChoice, Suite
 from ..targets.local_steps import why_unknown
 from ..targets.simulated_message import why_no_message
 from .build import planned

@@ -25,7 +25,8 @@ from ..plan.checkpoints import checkpoint_name
 from ..plan.request import Request, TrainingRequest
 from ..subjects.shadow_bank import bank_of, outputs_of
 from ..subjects.trained_model import TrainedModel
-from ..suite.suite import Suite, SuiteError
+from ..suite.errors import SuiteError
+from ..suite.suite import Suite
 from ..zoo.index import Pinned, read_index, write_index
 from ..zoo.manifest import MANIFEST, SCHEMA, SHADOWS, SPLIT, WEIGHTS
 from ..zoo.split import StoredSplit

@@ -35,8 +35,9 @@ from ..plan.request import Budget, SeedSet, TrainingRequest, digest_of, seed_of_
 from ..plan.splits_cache import load_data
 from ..scoring.utility import score_utility
 from ..subjects.outcome import examples_of, pick
+from ..suite.errors import SuiteError
 from ..suite.schema import TuneTable
-from ..suite.suite import DefenseChoice, Suite, SuiteError
+from ..suite.suite import DefenseChoice, Suite
 from ..suite.task import Task, Training
 from ..targets.observe import logits_of
 from .artifacts import compute_artifact, origin_of, read_computed, read_kept, write_document

@@ -21,7 +21,8 @@ from ..plan.checkpoints import stored_weights
 from ..plan.manifest import manifest_of
 from ..run.provenance import library
 from ..suite import suite as suites
-from ..suite.suite import ChoiceError, Suite, SuiteError
+from ..suite.errors import ChoiceError, SuiteError
+from ..suite.suite import Suite
 
 MOST_PARTS = 100
 """Parts of a dotted name in a method's file."""

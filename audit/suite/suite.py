@@ -27,19 +27,12 @@ from ..catalog.canonical import canonical
 from ..catalog.messages import no_such, way_out
 from ..catalog.methods import MethodKind
 from .changes import Change, change, put, touching
+from .errors import ChoiceError, SuiteError
 from .federated import wrong_federated
 from .schema import BUDGETS, Document, sentences, task_values
 from .small import KEY, small_form, small_forms
 from .task import TRAINING, Task
 from .validate import expand, with_every_other, wrong_grid, wrong_names, wrong_reported
-
-
-class SuiteError(ValueError):
-    """The mistakes of a suite, one per line: `file: key.path: problem`."""
-
-
-class ChoiceError(SuiteError):
-    """The command line named a missing suite, method or key: a usage error, not a bad file."""
 
 
 @dataclass(frozen=True, kw_only=True)

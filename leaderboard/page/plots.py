@@ -144,9 +144,15 @@ def breakable(name: str) -> Markup:
 
 def picture(specification: Mapping[str, Any]) -> Markup:
     """Draws a plot as an <svg> element without identifiers, with the title of each mark as its tooltip."""
+    return _drawn(json.dumps(specification))
+
+
+@functools.lru_cache(maxsize=64)
+def _drawn(specification: str) -> Markup:
+    """Draws a plot from its specification in JSON; pages of a site, and a page built anew, share most plots."""
     import vl_convert
 
-    svg = vl_convert.vegalite_to_svg(json.dumps(specification))
+    svg = vl_convert.vegalite_to_svg(specification)
     svg = re.sub(r"<[^>]*>", _shorter, svg)
     marks = r'(<path aria-label="([^"]*)" role="graphics-symbol"[^>]*?)(/>|></path>)'
     return Markup(re.sub(marks, r"\1><title>\2</title></path>", svg))  # noqa: S704 -- Vega escapes text

@@ -107,7 +107,7 @@ def test_cnn6_gives_every_image_away_at_every_start(seed):
     assert mse(result.inputs, x) < 1e-15 and result.labels.tolist() == [seed % 2]
 
 
-@pytest.mark.long
+@pytest.mark.slow  # the full size of the paper; `test_through_a_mask` has a layer that is left open
 def test_the_narrow_cnn6_leaves_280_dimensions_of_its_second_layer_open():
     observation, _ = update(built("cnn6_d", (3, 32, 32)), (3, 32, 32))
     with pytest.raises(RankDeficient) as refused:

@@ -357,7 +357,7 @@ PROGRAMS = {
     ),
     "a_million_instructions": (program(b")", b"q\x00" * 1_000_000), "at most 300000 instructions"),
     "a_million_tensors": (
-        program(tensor(), b"q\x00)q\x01\x86}(", b"".join(text(str(n)) + b"h\x00" for n in range(1_000_000)), b"u"),
+        program(tensor(), b"q\x00)q\x01\x86}(", (text("a") + b"h\x00") * 1_000_000, b"u"),
         "at most 300000 instructions",
     ),
     "as_many_tensors_as_instructions_allow": (

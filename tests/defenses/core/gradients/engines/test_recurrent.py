@@ -17,7 +17,7 @@ from leakbench.defenses.core.gradients.layerwise.layers.opened.model import Open
 from leakbench.defenses.core.plan.query import LossChange
 from tests.pretend_device import device
 
-from .....parameters import pairwise, subtests
+from .....parameters import in_turn, pairwise, subtests
 from .duties import assert_same_rows, by_loop, snapshot
 from .modules import CLASSES, Looped, Problem, Recurrent, frozen, synthetic
 from .test_captured import Recordings
@@ -142,8 +142,7 @@ def test_steps_in_small_blocks_are_those_in_one(kind, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
-@subtests("kind", ["lstm", "projected", "gru", "tanh"])
-@subtests("batch_first", [False, True])
+@pytest.mark.parametrize(("kind", "batch_first"), in_turn(["lstm", "projected", "gru", "tanh"], [False, True]))
 def test_dropout_between_layers_is_drawn_for_each_record(kind, batch_first):
     torch.manual_seed(0)
     model = network(kind, num_layers=3, dropout=0.4, bidirectional=True, batch_first=batch_first)

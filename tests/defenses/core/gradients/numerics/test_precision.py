@@ -18,6 +18,7 @@ from leakbench.defenses.core.gradients.numerics.full_precision import Precision,
 from leakbench.defenses.core.kernels.catalog import KERNELS
 from tests.defenses.core.gradients.engines.architectures import problem
 from tests.defenses.core.gradients.engines.test_layerwise import KNOWN
+from tests.parameters import in_turn
 
 LARGEST = 1 + 2e-5
 ATEN = torch.ops.aten
@@ -134,8 +135,7 @@ def losses(outputs, targets):
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # RMSNorm, of its speed
-@pytest.mark.parametrize("passes", ["tf32", "bfloat16"])
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize(("name", "passes"), in_turn(KNOWN, ["tf32", "bfloat16"]))
 def test_no_example_of_any_layer_is_longer_than_its_bound(name, passes):
     made = problem(name)
     model = made.model.float()
