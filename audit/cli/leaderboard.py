@@ -65,10 +65,12 @@ def build(
     out: Annotated[Path, typer.Option(help="Folder of the site: absent, empty, or of a former build.")] = Path("site"),
     dataset: Annotated[str | None, typer.Option(metavar="ORG/NAME", help="Data set that publishes the board.")] = None,
     license_: Annotated[str | None, typer.Option("--license", help="Of the published board, as CC-BY-4.0.")] = None,
+    url: Annotated[str | None, typer.Option(help="Address of the published site, for citations.")] = None,
+    submissions: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of others' submissions.")] = None,
     verify: Recomputed = False,
     as_json: Json = False,
 ) -> int:
-    """Builds a static site of folders of records: a page for each suite, defense, attack and row, without a server.
+    """Builds a static site of folders of records: pages for suites, defenses, attacks, rows and submissions, no server.
 
     A later build removes the pages that no record needs any more. Exit 1 if the board's controls failed, a claim was
     refuted or, with --verify, numbers are wrong.
@@ -77,10 +79,19 @@ def build(
     from leakbench.leaderboard.site.build import build_site
 
     from .guide import guide
+    from .submit import rules_of
 
     faults: list[str] = []
-    publication = Publication(dataset=dataset, license=license_)
-    site = build_site(results, out, guide=guide(), publication=publication, verify=_verifier(verify, faults))
+    publication = Publication(dataset=dataset, license=license_, url=url)
+    site = build_site(
+        results,
+        out,
+        guide=guide(),
+        publication=publication,
+        submissions=submissions,
+        rules=None if submissions is None else rules_of(),
+        verify=_verifier(verify, faults),
+    )
     front = out / "index.html"
     if as_json:
         print_json({"site": str(front), "rows": [row.id for row in site.rows]})

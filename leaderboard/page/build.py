@@ -40,7 +40,7 @@ from ..metrics import columns
 from ..records.files import write_bytes
 from ..records.folder import ArraysFolder, ScoreCheck, read_folder
 from ..records.record import Record, RecordError
-from . import remarks
+from . import papers, remarks
 from .certificates import Certificate, certificate
 from .class_maps import ClassMap, class_maps
 from .clients import client_figures
@@ -151,7 +151,10 @@ def build_with_board(
     folder = read_folder(results, verify)
     records = folder.records
     board = Board.from_records(records, folder.complete)
-    text = render(board, records, folder.path, remarks.tunings(results, records), certificate(results))
+    explanations = papers.read_explanations([results])
+    papers.refuse_unused(board.rows, explanations)
+    tunings = remarks.tunings(results, records)
+    text = render(board, records, folder.path, tunings, certificate(results), explanations=explanations)
     write_bytes(out / CSV, board.to_csv().encode())
     write_bytes(out / JSON, (json.dumps(board.to_dict(), indent=1, allow_nan=False) + "\n").encode())
     # Written last, so that an existing page has its files beside it.
@@ -165,6 +168,7 @@ def render(
     tunings: Sequence[remarks.Tuning] = (),
     selftest: Certificate | None = None,
     site: Surroundings | None = None,
+    explanations: Sequence[papers.PaperExplanation] = (),
 ) -> str:
     """Renders the page as HTML.
 
@@ -175,6 +179,7 @@ def render(
         tunings: searches for settings on public data.
         selftest: results of the tool's self-test; None if the run's output has none.
         site: around the page; None for a page by itself.
+        explanations: of differences from papers' figures.
 
     Returns:
         The document.
@@ -222,7 +227,7 @@ def render(
         "active_about": ABOUT,
         "sizes": sizes_words([record for row in board.rows for record in row.records]),
         "seeded": any(record.noise == "seeded" for record in records),
-        "comparisons": remarks.comparisons(board.rows),
+        "comparisons": papers.table(board.rows, explanations),
         "tunings": tunings,
         "selftest": selftest,
         "provenance": remarks.provenance(records),

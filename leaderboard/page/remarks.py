@@ -7,26 +7,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ..board.aggregate import BoardCell, over_seeds
 from ..board.rows import Row
 from ..kinds import KINDS
 from ..records.files import read_bytes
 from ..records.labels import word
 from ..records.record import Record, RecordError
-
-
-@dataclass(frozen=True, kw_only=True)
-class PaperComparison:
-    """Figure of a paper next to ours."""
-
-    defense: str
-    setting: str
-    metric: str
-    attack: str
-    theirs: str
-    ours: str
-    difference: str
-    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,61 +29,6 @@ class Tuning:
     headers: tuple[str, ...]
     lines: tuple[tuple[tuple[str, ...], bool], ...]
     setting: str
-
-
-def comparisons(rows: Sequence[Row]) -> list[PaperComparison]:
-    """Lists papers' figures next to the mean over seeds of the same metric in the same cell.
-
-    A figure for epsilon is compared with the largest claim of the cell's records.
-
-    Args:
-        rows: of the board.
-
-    Returns:
-        Comparisons in the order of the board; each figure once per cell.
-    """
-    paper_comparisons = []
-    for row in rows:
-        for cell in row.cells:
-            # The record of each seed repeats the figure of its cell.
-            figures = dict.fromkeys(
-                (f.metric, f.value, f.source) for record in cell.records.values() for f in record.reported
-            )
-            for metric, theirs, source in figures:
-                ours, difference = _paper_comparison(metric, theirs, cell)
-                paper_comparisons.append(
-                    PaperComparison(
-                        defense=row.defense.name,
-                        setting=row.details,
-                        metric=metric,
-                        attack=cell.attack or "",
-                        theirs=f"{theirs:g}",
-                        ours=ours,
-                        difference=difference,
-                        source=source,
-                    )
-                )
-    return paper_comparisons
-
-
-def _paper_comparison(metric: str, theirs: float, cell: BoardCell) -> tuple[str, str]:
-    """Our figure in words, and its difference from a paper's."""
-    if metric == "epsilon":
-        claims = [record.claim for record in cell.records.values() if record.claim is not None]
-        proved = [claim.epsilon for claim in claims if claim.epsilon is not None]
-        if not claims:
-            return "n/a: no claim in these records", "n/a"
-        # An infinite claim makes the largest claim infinite.
-        if len(proved) < len(claims):
-            why = next(claim.reason for claim in claims if claim.epsilon is None)
-            return f"∞: {why}", "n/a"
-        return f"{max(proved):.3f}", f"{max(proved) - theirs:+.3f}"
-    ours = over_seeds(metric, cell)
-    if ours.value is None:
-        return f"n/a: {ours.reason}", "n/a"
-    # Our interval, shifted: a paper's figure is recorded without an interval and taken as exact.
-    ends = "" if ours.ends is None else f" [{ours.ends[0] - theirs:+.3f}, {ours.ends[1] - theirs:+.3f}]"
-    return ours.words(3), f"{ours.value - theirs:+.3f}{ends}"
 
 
 def assumptions(rows: Sequence[Row]) -> list[tuple[str, str]]:

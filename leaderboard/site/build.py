@@ -4,7 +4,7 @@ Equal records give equal bytes, except for the statements of the publisher. Text
 escaped, it is in no path and no script, and paths of the machine are shortened to file names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,34 @@ from ..board.identity import board_version, row_id
 from ..board.table import Board
 from ..exports.formats import FORMATS
 from ..exports.publication import Publication
-from ..page.build import render_page
+from ..page.papers import refuse_unused
 from ..page.plots import bundle
 from ..records.folder import ScoreCheck
+from ..submissions.check import Rules
 from ..submissions.tiers import tier_of
 from . import links
+from .cite import bibtex
 from .files import refuse_occupied, write_site
+from .front import front_page
 from .methods import attack_page, by_attack, by_defense, defense_page
 from .portable_board import PortableCopies
 from .row import JSON, row_page
 from .site import Guide, Site, SiteRow
-from .sources import Sources, read_sources
+from .sources import read_sources
+from .submissions import SubmissionsRead, read_submissions, submission_page
 from .suites import VEGA, SuiteOnSite, json_bytes, suite_files, suites_of
+from .texts import methods_page, pitfalls_page
 
 
 def build_site(
-    results: Sequence[Path], out: Path, *, guide: Guide, publication: Publication, verify: ScoreCheck | None = None
+    results: Sequence[Path],
+    out: Path,
+    *,
+    guide: Guide,
+    publication: Publication,
+    submissions: Path | None = None,
+    rules: Rules | None = None,
+    verify: ScoreCheck | None = None,
 ) -> Site:
     """Builds the site of some results.
 
@@ -36,32 +48,48 @@ def build_site(
         out: root of the site: absent, empty, or of a former build, of which stale pages are removed.
         guide: descriptions of methods and suites.
         publication: statements of the publisher.
+        submissions: folder of others' submissions, which are checked; None for none.
+        rules: of that check; needed with `submissions`.
         verify: compares a record's numbers with those recomputed from its scores; None to skip that.
 
     Returns:
         The content of the site; its front page is `index.html` in `out`.
 
     Raises:
-        RecordError: no records, a bad record, or an `out` with other files.
+        RecordError: no records, a bad record, an explanation of no difference, or an `out` with other files.
         BoardError: the records do not form a board.
+        ValueError: submissions without the rules of their check.
     """
     refuse_occupied(out)
-    sources = read_sources(results, verify)
-    board = Board.from_records(sources.records, sources.complete)
+    sources, read = read_sources(results, verify), None
+    if submissions is not None:
+        if rules is None:
+            raise ValueError("rules must be those of the check of submissions, got None")
+        read = read_submissions(submissions, rules, sources.records)
+        sources = sources.with_submissions(read.named, read.folders)
+    board = sources.board
+    refuse_unused(board.rows, sources.explanations())
     copies = PortableCopies()
     suites = suites_of(sources, board, copies)
-    site = _site(board, copies.of(board), sources, guide, publication)
+    site = Site(
+        board=(shown := copies.of(board)),
+        rows=tuple(_rows(board, shown, read)),
+        folders=sources.folders,
+        guide=guide,
+        publication=publication,
+        submissions=read.submissions if read else (),
+        refused=copies.of(read.refused) if read else {},
+    )
     write_site(_files(site, board, suites), out)
     return site
 
 
-def _site(board: Board, shown: Board, sources: Sources, guide: Guide, publication: Publication) -> Site:
+def _rows(board: Board, shown: Board, read: SubmissionsRead | None) -> Iterator[SiteRow]:
     # Ids from the rows as recorded: a shortened path must not change them.
-    rows = [
-        SiteRow(id=row_id(recorded), row=row, tier=tier_of(row.flags))
-        for recorded, row in zip(board.rows, shown.rows, strict=True)
-    ]
-    return Site(board=shown, rows=tuple(rows), folders=sources.folders, guide=guide, publication=publication)
+    for recorded, row in zip(board.rows, shown.rows, strict=True):
+        submission = read.owner(recorded) if read else None
+        tier = tier_of(row.flags, by="the publisher of this board") if submission is None else submission.tier
+        yield SiteRow(id=row_id(recorded), row=row, tier=tier, submission=submission)
 
 
 def _files(site: Site, board: Board, suites: Sequence[SuiteOnSite]) -> dict[str, bytes]:
@@ -80,11 +108,17 @@ def _files(site: Site, board: Board, suites: Sequence[SuiteOnSite]) -> dict[str,
         files[links.defense_page(name)] = defense_page(site, name, rows).encode()
     for name, cells in by_attack(site).items():
         files[links.attack_page(name)] = attack_page(site, name, cells).encode()
-    for row in site.rows:
+    explanations = suites[0].explanations if suites else ()
+    for row, recorded in zip(site.rows, board.rows, strict=True):
         page, tree = links.row_page(row.id), trees[row.id]
         files[page.replace("index.html", JSON)] = json_bytes({"version": board_version(), **tree})
-        files[page] = row_page(site, row, tree).encode()
-    return files | {links.FRONT: front_page(site, suites).encode()}
+        cite = bibtex(row, site.publication, [*recorded.records, *recorded.unranked])
+        files[page] = row_page(site, row, tree, cite, explanations).encode()
+    for submission in site.submissions:
+        page = links.submission_page(submission.handle, submission.digest)
+        files[page] = submission_page(site, submission).encode()
+    files |= {links.METHODS: methods_page(site).encode(), links.PITFALLS: pitfalls_page(site).encode()}
+    return files | {links.FRONT: front_page(site).encode()}
 
 
 def _downloads(site: Site, board: Board) -> dict[str, bytes]:
@@ -94,29 +128,3 @@ def _downloads(site: Site, board: Board) -> dict[str, bytes]:
     parquet = FORMATS["parquet"](board, site.publication) if board.rows else {}
     names = {"record.parquet": "board.parquet", "client.parquet": "board_clients.parquet"}
     return tables | {names[name]: content for name, content in parquet.items()}
-
-
-def front_page(site: Site, suites: Sequence[SuiteOnSite]) -> str:
-    """Renders a front page with links to all others.
-
-    Args:
-        site: to list.
-        suites: of the site.
-    """
-    context = {
-        "root": links.root_of(links.FRONT),
-        "facts": [(str(len(site.rows)), "rows", ""), (str(len(suites)), "suites", "")],
-        "suites": [
-            (suite.name, links.suite_page(suite.name), site.guide.suites.get(suite.name, "")) for suite in suites
-        ],
-        "defenses": [(name, links.defense_page(name)) for name in sorted(by_defense(site.rows))],
-        "attacks": [(name, links.attack_page(name)) for name in sorted(by_attack(site))],
-        "rows": [(row.row.suite, row.row.label, links.row_page(row.id)) for row in site.rows],
-        "files": sorted(_downloads_of(site)),
-    }
-    return render_page("overview.html", context)
-
-
-def _downloads_of(site: Site) -> set[str]:
-    units = {"record": "board.parquet", "client": "board_clients.parquet"}
-    return {"board.csv", "board.json", *(units[row.row.unit] for row in site.rows)}

@@ -13,7 +13,7 @@ from ..board.content import Footnotes
 from ..board.notes import alarms, and_words
 from ..board.threat_models import NOT_ATTACKED, words
 from ..page.build import render_page
-from ..page.tables import FLAGS, TONES, Column, Value, flag_meaning, in_short
+from ..page.tables import FLAGS, Column, Value, flags_of, in_short
 from . import links
 from .headline import HeadlineEntry, HeadlineSection, headline, under_each
 from .headline_cells import COLUMNS, UNDER_THREAT, cells_of, measured_columns
@@ -123,7 +123,6 @@ def _entries(sections: Iterable[HeadlineSection]) -> list[HeadlineEntry]:
 def _row(site: Site, entry: HeadlineEntry, columns: Sequence[Column], notes: Footnotes) -> FrontRow:
     row, guide = entry.row, site.guide.defenses.get(entry.row.defense.name)
     cells = cells_of(entry, columns, notes)
-    names = ("CLAIM VIOLATED" if flag == "claim_violated" else flag for flag in row.flags)
     attack = cells["attack"].text if "attack" in cells else ""
     return FrontRow(
         entry=entry,
@@ -131,7 +130,7 @@ def _row(site: Site, entry: HeadlineEntry, columns: Sequence[Column], notes: Foo
         family=guide.family if guide and guide.family else OTHER,
         epsilon=NONE_PROVED if math.isinf(row.guarantee[0]) else f"{row.guarantee[0]:g}",
         words=" ".join(filter(None, (row.label, *row.section, attack))).lower(),
-        flags=tuple((name, TONES.get(name, ""), flag_meaning(name)) for name in names),
+        flags=flags_of(row),
     )
 
 

@@ -11,7 +11,7 @@ from ..board.notes import needs_words
 from ..board.rows import DEGRADED, Row, guarantee_words
 from ..kinds import KINDS
 from ..metrics import METRICS
-from ..page import remarks
+from ..page import papers, remarks
 from ..page.build import render_page
 from ..page.figures import epsilon_words
 from ..page.tables import Value, flags_of, value
@@ -74,7 +74,13 @@ class CellLine:
     records: Sequence[str]
 
 
-def row_page(site: Site, row: SiteRow, tree: Mapping[str, Any], cite: str = "") -> str:
+def row_page(
+    site: Site,
+    row: SiteRow,
+    tree: Mapping[str, Any],
+    cite: str = "",
+    explanations: Sequence[papers.PaperExplanation] = (),
+) -> str:
     """Renders the page of a row.
 
     Args:
@@ -82,6 +88,7 @@ def row_page(site: Site, row: SiteRow, tree: Mapping[str, Any], cite: str = "") 
         row: to show.
         tree: of the row in `Board.to_dict`.
         cite: how to cite it, as BibTeX; empty to leave that out.
+        explanations: of differences from papers' figures.
     """
     board_row, notes = row.row, Footnotes()
     page = links.row_page(row.id)
@@ -110,7 +117,7 @@ def row_page(site: Site, row: SiteRow, tree: Mapping[str, Any], cite: str = "") 
             "flags": flags_of(board_row),
             "unmeasured": remarks.unmeasured(board_row.unranked),
             "missing": list(dict.fromkeys(f"{cell.words}, seed {cell.seed}" for cell in board_row.missing)),
-            "comparisons": remarks.comparisons([board_row]),
+            "comparisons": papers.table([board_row], explanations),
             "provenance": remarks.provenance([*board_row.records, *board_row.unranked]),
             "version": board_version(),
             "publication": site.publication,

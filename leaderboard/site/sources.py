@@ -2,15 +2,18 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ..board.table import Board
 from ..page.certificates import Certificate, certificate
+from ..page.papers import PaperExplanation, read_explanations
 from ..page.remarks import Tuning, tunings
 from ..records.files import refuse_links
 from ..records.folder import Completeness, Folder, ScoreCheck, read_folder
 from ..records.manifest import Manifest
 from ..records.record import Record
+from ..submissions.rows import NamedRecords, beside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,13 +24,30 @@ class Sources:
         records: of all folders.
         folders: folder of a record's arrays, by the id of the record.
         manifests: of all folders.
-        outputs: folder above each `records/`, which may hold tunings and a self-test.
+        outputs: folder above each `records/`, which may hold tunings, a self-test and explanations.
+        submitted: path of a submission -> its records, which are ranked among themselves.
     """
 
     records: tuple[Record, ...]
     folders: Mapping[str, Path]
     manifests: tuple[Manifest, ...]
     outputs: tuple[Path, ...]
+    submitted: Mapping[str, NamedRecords] = field(default_factory=dict)
+
+    @property
+    def everything(self) -> tuple[Record, ...]:
+        """Records of all folders and submissions."""
+        return (*self.records, *(record for named in self.submitted.values() for record in named.records))
+
+    @property
+    def board(self) -> Board:
+        """Board of everything.
+
+        Raises:
+            BoardError: the records do not form a board.
+        """
+        published = Board.from_records(self.records, self.complete)
+        return beside(published, self.submitted) if self.submitted else published
 
     @property
     def complete(self) -> Completeness:
@@ -38,12 +58,33 @@ class Sources:
         """Returns the records and manifests of one suite."""
         records = tuple(record for record in self.records if record.suite == suite)
         own = {self.folders[record.id] for record in records}
+        submitted = {
+            path: NamedRecords(
+                tuple(record for record in named.records if record.suite == suite),
+                tuple(manifest for manifest in named.manifests if manifest.suite == suite),
+            )
+            for path, named in self.submitted.items()
+        }
         return Sources(
             records=records,
             folders=self.folders,
             manifests=tuple(manifest for manifest in self.manifests if manifest.suite == suite),
             outputs=tuple(dict.fromkeys(path.parent for path in sorted(own) if path.parent in self.outputs)),
+            submitted={path: named for path, named in submitted.items() if named.records},
         )
+
+    def with_submissions(self, submitted: Mapping[str, NamedRecords], folders: Mapping[str, Path]) -> "Sources":
+        """Returns these sources with the records of submissions.
+
+        Args:
+            submitted: of `submissions.rows.named_records`.
+            folders: of their arrays, by the id of a record.
+        """
+        return replace(self, submitted=submitted, folders={**folders, **self.folders})
+
+    def explanations(self) -> tuple[PaperExplanation, ...]:
+        """Sentences of the publisher on differences from papers' figures."""
+        return read_explanations(self.outputs)
 
     def tunings(self) -> list[Tuning]:
         """Searches for settings on which the records depend."""

@@ -9,6 +9,7 @@ from ..board.identity import board_version, row_id
 from ..board.table import Board
 from ..exports.safe_text import portable
 from ..page.build import Surroundings, render
+from ..page.papers import PaperExplanation
 from . import links
 from .portable_board import PortableCopies
 from .sources import Sources
@@ -34,6 +35,7 @@ class SuiteOnSite:
         csv: the board as CSV.
         sources: its records and their folders.
         copies: that made the board.
+        explanations: of differences from papers' figures, of all suites.
     """
 
     name: str
@@ -42,6 +44,7 @@ class SuiteOnSite:
     csv: str
     sources: Sources
     copies: PortableCopies
+    explanations: tuple[PaperExplanation, ...]
 
 
 def suites_of(sources: Sources, board: Board, copies: PortableCopies) -> list[SuiteOnSite]:
@@ -52,11 +55,11 @@ def suites_of(sources: Sources, board: Board, copies: PortableCopies) -> list[Su
         board: of all records.
         copies: makes them portable.
     """
-    names = sorted({record.suite for record in sources.records})
+    names = sorted({record.suite for record in sources.everything})
     suites = []
     for name in names:
         own = sources.of_suite(name)
-        of_suite = board if len(names) == 1 else Board.from_records(own.records, own.complete)
+        of_suite = board if len(names) == 1 else own.board
         suites.append(
             SuiteOnSite(
                 name=portable(name),
@@ -65,6 +68,7 @@ def suites_of(sources: Sources, board: Board, copies: PortableCopies) -> list[Su
                 csv=portable(of_suite.to_csv()),
                 sources=own,
                 copies=copies,
+                explanations=sources.explanations(),
             )
         )
     return suites
@@ -90,11 +94,12 @@ def suite_files(suite: SuiteOnSite, trees: Mapping[str, Mapping[str, Any]]) -> d
     )
     text = render(
         suite.board,
-        suite.copies.of(suite.sources.records),
+        suite.copies.of(suite.sources.everything),
         suite.sources.folders,
         suite.copies.of(tuple(suite.sources.tunings())),
         suite.sources.selftest(),
         surroundings,
+        explanations=suite.explanations,
     )
     return {
         f"{folder}/{CSV}": suite.csv.encode(),
@@ -114,7 +119,7 @@ def json_bytes(content: Any) -> bytes:
 
 def _brief(suite: SuiteOnSite) -> str:
     """Sentence on the parts that the page of a very large suite leaves out; empty for others."""
-    rows, records = len(suite.board.rows), len(suite.sources.records)
+    rows, records = len(suite.board.rows), len(suite.sources.everything)
     if rows <= MOST_ROWS and records <= MOST_RECORDS:
         return ""
     return (

@@ -38,18 +38,19 @@ class TierOf:
     reason: str
 
 
-def tier_of(flags: Iterable[str], stamp: Stamp | None = None, ignored: str = "") -> TierOf:
+def tier_of(flags: Iterable[str], stamp: Stamp | None = None, ignored: str = "", by: str = "its submitter") -> TierOf:
     """Returns the tier of a row.
 
     Args:
         flags: of the row.
         stamp: of its submission; None without one.
         ignored: why the stamp is no evidence; empty if it is.
+        by: who computed its numbers.
     """
     parts = sorted({flag.removeprefix(UNVERIFIED) for flag in flags if flag.startswith(UNVERIFIED)})
     recomputed = stamp is not None and not ignored and stamp.holds
     if stamp is None:
-        evidence = "nobody but its submitter has computed it"
+        evidence = f"nobody but {by} has computed it"
     elif ignored:
         evidence = f"its stamp is ignored: {ignored}"
     elif not recomputed:

@@ -9,7 +9,7 @@ import pytest
 
 from leakbench.leaderboard.board.content import SUPERSCRIPTS
 from leakbench.leaderboard.board.table import Board, BoardError
-from leakbench.leaderboard.page.remarks import comparisons
+from leakbench.leaderboard.page.papers import table as paper_table
 from leakbench.leaderboard.records.details import Detail
 from leakbench.leaderboard.records.fields import Reported
 from leakbench.leaderboard.records.folder import Completeness
@@ -306,8 +306,8 @@ def test_what_a_claim_takes_on_somebodys_word_is_seen_on_every_form(record, clai
 
 def test_a_reported_epsilon_stands_beside_the_claim(record, claim):
     theirs = Reported(metric="epsilon", value=2.5, source="Table 1")
-    (one,) = comparisons(Board.from_records([record("utility", claim=claim(3.0), reported=(theirs,))]).rows)
-    assert (one.theirs, one.ours, one.difference) == ("2.5", "3.000", "+0.500")
+    (one,) = paper_table(Board.from_records([record("utility", claim=claim(3.0), reported=(theirs,))]).rows)
+    assert (one.theirs, one.ours, one.differs) == (2.5, 3.0, True)
 
 
 T = {"data": "digits", "model": "mlp"}

@@ -264,7 +264,7 @@ def test_a_papers_figure_stands_beside_ours_with_the_difference(page, record, me
         for s, v in enumerate((0.9, 0.92))
     ]
     text = Document(page(*made)).text
-    assert "dp_sgd accuracy 0.95 0.910 [0.783, 1.000] -0.040 [-0.167, +0.050] A paper, Table 1" in text
+    assert "accuracy 0.95 0.910 [0.783, 1.000] 0.014 2 -0.040 -2.8 SD We do not know why. A paper, Table 1" in text
 
 
 def test_where_the_numbers_come_from_is_said(page, run):

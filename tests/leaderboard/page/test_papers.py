@@ -6,9 +6,9 @@ import pytest
 
 from leakbench.leaderboard.board.table import Board
 from leakbench.leaderboard.page.build import _template_environment
+from leakbench.leaderboard.page.papers import UNKNOWN, read_explanations, refuse_unused, table
 from leakbench.leaderboard.records.fields import Reported
 from leakbench.leaderboard.records.validation import RecordError
-from leakbench.leaderboard.site.papers import UNKNOWN, read_explanations, refuse_unused, table
 
 from ..conftest import claim, metric, record
 
