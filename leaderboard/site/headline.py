@@ -19,7 +19,7 @@ from .site import SiteRow
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coverage:
+class CellCoverage:
     """Extent to which a row was measured.
 
     Attributes:
@@ -50,7 +50,7 @@ class HeadlineEntry:
     site_row: SiteRow
     row: Row
     proved: list[ProvedBound]
-    coverage: Coverage
+    coverage: CellCoverage
     front: bool
 
     @property
@@ -177,10 +177,10 @@ def _by_guarantee(entries: Iterable[HeadlineEntry]) -> dict[str, list[HeadlineEn
     return groups
 
 
-def _coverage(row: Row, run: int) -> Coverage:
+def _coverage(row: Row, run: int) -> CellCoverage:
     cells = len(row.records)
     requested = cells + len(row.unranked) + len(row.missing)
-    return Coverage(cells=cells, requested=requested, attacks=len(_attacks(row)), run=run)
+    return CellCoverage(cells=cells, requested=requested, attacks=len(_attacks(row)), run=run)
 
 
 def _attacks(row: Row) -> set[str]:
