@@ -70,7 +70,7 @@ demo: $(VENV)/.core
 # Built whole, from records alone; `OUT=DIR` names another folder.
 site: OUT = site
 site: $(VENV)/.core
-	@$(BIN)/leakbench leaderboard build $(sort $(wildcard leaderboard/published/*/)) --out $(OUT)
+	@$(BIN)/leakbench leaderboard build $(sort $(wildcard leaderboard/published/*/)) --out $(OUT) $(if $(wildcard submissions),--submissions submissions)
 
 # Beside one another: the type checker is one process, and the tests wait for their imports. Tests are half of all that
 # has types, and theirs are checked by `make ci`.

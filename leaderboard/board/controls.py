@@ -5,7 +5,7 @@ model that was not trained on the data leaks, attacks or splits are broken.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from ..kinds import JUDGED, KINDS, KindOfResult
@@ -23,12 +23,14 @@ class ControlResult:
 
     Attributes:
         name: suite, defense, role and kind of result.
+        suite: of the control.
         expected: in words.
         measured: in words, with the numbers.
         ok: whether the expectation holds; False for a control that was not measured.
     """
 
     name: str
+    suite: str = ""
     expected: str
     measured: str
     ok: bool
@@ -73,7 +75,7 @@ def check_controls(rows: Sequence[Row], records: Iterable[Record]) -> tuple[Cont
         kinds = {cell.kind for cell in row.cells} | {r.kind for r in row.unranked if r.status == "failed"}
         for kind in KINDS.values():
             if kind.name in kinds and row.control in kind.controls:
-                results += _of_kind(name, row, kind)
+                results += [replace(result, suite=row.suite) for result in _of_kind(name, row, kind)]
         shown.add((row.suite, row.defense.name, row.control))
     for record in records:
         control = (record.suite, record.defense.name, record.control)
@@ -81,10 +83,18 @@ def check_controls(rows: Sequence[Row], records: Iterable[Record]) -> tuple[Cont
             shown.add(control)
             name = f"{record.suite}: {record.defense.name} ({record.control} control)"
             measured = f"nothing: every cell was skipped or failed, as {record.reason or record.status!r}"
-            results.append(ControlResult(name=name, expected="a measurement", measured=measured, ok=False))
+            results.append(
+                ControlResult(name=name, suite=record.suite, expected="a measurement", measured=measured, ok=False)
+            )
     if results:
         results += [
-            ControlResult(name=" · ".join(filter(None, section)), expected="controls", measured="nothing", ok=False)
+            ControlResult(
+                name=" · ".join(filter(None, section)),
+                suite=section[0],
+                expected="controls",
+                measured="nothing",
+                ok=False,
+            )
             for section in _uncontrolled(rows, records)
         ]
     return tuple(results)

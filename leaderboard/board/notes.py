@@ -32,9 +32,15 @@ def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation], g
         The sentences.
     """
     failed = [f"{c.name}: expected {c.expected}, measured {c.measured}" for c in controls if not c.ok]
+    untrusted = {control.suite for control in controls if not control.ok}
     sentences = []
     if failed:
-        sentences.append("CONTROLS FAILED, do not trust this board. " + "; ".join(failed) + ".")
+        # Controls of a suite say nothing about another's attacks and splits.
+        their = "its" if len(untrusted) == 1 else "their"
+        where = f" in {and_words(sorted(untrusted))}, do not trust {their} rows"
+        if untrusted == {control.suite for control in controls}:
+            where = ", do not trust this board"
+        sentences.append(f"CONTROLS FAILED{where}. " + "; ".join(failed) + ".")
     sentences += [f"CLAIM VIOLATED: {violation.sentence}." for violation in violations]
     sentences += gaps
     if not controls:

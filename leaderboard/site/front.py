@@ -90,6 +90,7 @@ def front_page(site: Site) -> str:
         "alarms": alarms(site.board.controls, site.board.violations),
         "gaps": site.board.gaps,
         "refused": site.refused,
+        "untrusted": {control.suite for control in site.board.controls if not control.ok},
         "columns": columns,
         "depending": UNDER_THREAT,
         "left_out": _left_out(sections, columns),

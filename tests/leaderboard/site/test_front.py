@@ -98,6 +98,14 @@ def test_alarms_come_before_the_board_and_refused_submissions_are_named():
     assert "submissions/&lt;x&gt;" in text and "licence is empty" in text and "submissions/<x>" not in text
 
 
+def test_a_suite_whose_control_failed_says_so_at_its_heading():
+    leaking = record(control="negative", suite="weak", defense="sgd", metrics={"auc": metric(0.9, 0.01)})
+    text = front_page(front_site(*records(), leaking))
+    headings = [part.partition("</th>")[0] for part in text.split('class="divider of-suite"')[1:]]
+    assert [("weak" in heading, "a control failed" in heading) for heading in headings].count((True, True)) == 1
+    assert all("weak" in heading for heading in headings if "a control failed" in heading)
+
+
 def test_families_come_from_the_guide_and_filters_have_the_values_that_occur():
     guide = Guide(defenses={"dpdr": MethodWords(summary="s", family="two blocks")})
     text = front_page(front_site(*records(), guide=guide))
