@@ -20,13 +20,16 @@ from .reconstruction_summary import reconstruction_summaries
 from .rows import RANKED_BY, Row, several_guarantees
 
 
-def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation], gaps: Sequence[str] = ()) -> list[str]:
+def alarms(
+    controls: Sequence[ControlResult], violations: Sequence[Violation], gaps: Sequence[str] = (), of: str = "this board"
+) -> list[str]:
     """Sentences of the banner; empty if there are controls, all held, no claim is violated, and there are no gaps.
 
     Args:
         controls: all results of controls.
         violations: all refuted claims.
         gaps: sentences of `gaps`.
+        of: that the controls show the worth of.
 
     Returns:
         The sentences.
@@ -34,7 +37,7 @@ def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation], g
     failed = [f"{c.name}: expected {c.expected}, measured {c.measured}" for c in controls if not c.ok]
     sentences = []
     if failed:
-        sentences.append("CONTROLS FAILED, do not trust this board. " + "; ".join(failed) + ".")
+        sentences.append(f"CONTROLS FAILED, do not trust {of}. " + "; ".join(failed) + ".")
     sentences += [f"CLAIM VIOLATED: {violation.sentence}." for violation in violations]
     sentences += gaps
     if not controls:
