@@ -287,6 +287,8 @@ def _suite(
         problem = f"the suite's cells cannot be planned here, so removed cells would not be seen: {facts.unplanned}"
         yield _fault(folder, "", printable(problem), "flagged")
         return
+    if invented := [record.id for record in records if not facts.papers_say(record)]:
+        yield _fault(folder, "reported", f"figures of papers must be those of the suite: {listed(invented)}")
     requested = {cell.id: cell for manifest in manifests for cell in manifest.cells}
     for problem in cell_problems(declaration, requested.values(), facts.cells):
         yield _fault(folder, "", problem)

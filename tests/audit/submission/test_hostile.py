@@ -14,6 +14,7 @@ from leakbench.audit.submission.suites import single_file
 from leakbench.defenses.core.privacy.accounting import Gaussian, pld_in_time
 from leakbench.leaderboard.board.controls import ControlResult
 from leakbench.leaderboard.checks import check as checks
+from leakbench.leaderboard.records.fields import Reported
 from leakbench.leaderboard.records.files import digest_of_bytes
 from leakbench.leaderboard.records.manifest import read_manifests, write_manifest
 from leakbench.leaderboard.records.record import read, read_all, write
@@ -475,6 +476,12 @@ def test_a_control_that_fails_is_flagged_and_its_rows_have_no_rank(check, tree, 
     lost = dataclasses.replace(result, measured="nothing: every cell was skipped")
     monkeypatch.setattr(checks, "check_controls", lambda rows, records: (lost,))
     assert any(text.startswith("refused") and "shows nothing" in text for text in only(check(), submission))
+
+
+def test_a_figure_that_no_paper_of_the_suite_has_is_refused(check, submission):
+    figure = Reported(metric="accuracy", value=0.2, source="a famous paper, Table 1")
+    resealed(submission, lambda record: dataclasses.replace(record, reported=(figure,)))
+    assert any("figures of papers must be those of the suite" in text for text in only(check(), submission))
 
 
 def test_a_number_that_contradicts_the_records_beside_it_is_refused(tree, submission):

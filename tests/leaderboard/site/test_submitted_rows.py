@@ -49,7 +49,7 @@ def built(tmp_path, monkeypatch):
             words = TierOf(tier, tier == "verified", f"its {tier} reason")
             digest = hashlib.sha256(handle.encode()).hexdigest()[:32]
             one = CheckedSubmission(
-                f"{handle}/0", folder, declared, digest, records, faults, (asked_for(*records),), words
+                f"{handle}/0", folder, declared, digest, records, tuple(faults), (asked_for(*records),), words
             )
             checked.append(one)
         monkeypatch.setattr(on_site, "check_tree", lambda root, rules: (checked, []))
