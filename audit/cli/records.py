@@ -43,6 +43,7 @@ def check(
     """
     from leakbench.leaderboard.checks.check import examine
     from leakbench.leaderboard.checks.report import fault_lines, verdict
+    from leakbench.leaderboard.checks.text import printable
     from leakbench.leaderboard.records.folder import folders_below
 
     documents, refused = [], False
@@ -65,7 +66,9 @@ def check(
         )
         if not as_json:
             counts = f"{len(checked.records)} records, {len(checked.manifests)} manifests"
-            print("\n".join([*fault_lines(checked.faults), f"{folder}: {counts}, {verdict(checked.faults)}"]))
+            # Folders of suites have names of strangers, which must not write to a terminal.
+            name = printable(str(folder), 400)
+            print("\n".join([*fault_lines(checked.faults), f"{name}: {counts}, {verdict(checked.faults)}"]))
     if as_json:
         print_json({"folders": documents})
     return BAD_FILE if refused else OK

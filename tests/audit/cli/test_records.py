@@ -232,6 +232,13 @@ def test_cells_of_suites_are_listed_by_a_process_that_ends_so_that_a_check_loads
     assert not (tmp_path / "ran").exists()
 
 
+def test_the_name_of_a_folder_of_suites_writes_nothing_to_a_terminal(command, tmp_path):
+    for name in ("quick", "red\x1b[31m"):
+        (tmp_path / "suites" / name / "records").mkdir(parents=True)
+    code, printed, _ = command("leaderboard", "check", tmp_path / "suites")
+    assert code == 3 and "red\\u001b[31m" in "".join(printed.split()) and "\x1b" not in printed
+
+
 @pytest.mark.parametrize("word", ["seeds=" + "[" * 5000, "seeds={" + "a." * 900 + "a=1}", "seeds=[1e999]"])
 def test_an_override_of_a_stranger_that_is_no_list_of_seeds_is_not_parsed(word):
     manifest = Manifest(suite="quick", suite_digest="0" * 64, command=("leakbench", "run", "--set", word), cells=())
