@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..environment import environment_variable
 from .options import BAD_FILE, FAILED, OK, Json, Recomputed, print_json
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ def check(
     """
     from leakbench.leaderboard.checks.check import examine
     from leakbench.leaderboard.checks.report import fault_lines, verdict
+    from leakbench.leaderboard.checks.text import printable
     from leakbench.leaderboard.records.folder import folders_below
 
     documents, refused = [], False
@@ -63,7 +66,9 @@ def check(
         )
         if not as_json:
             counts = f"{len(checked.records)} records, {len(checked.manifests)} manifests"
-            print("\n".join([*fault_lines(checked.faults), f"{folder}: {counts}, {verdict(checked.faults)}"]))
+            # Folders of suites have names of strangers, which must not write to a terminal.
+            name = printable(str(folder), 400)
+            print("\n".join([*fault_lines(checked.faults), f"{name}: {counts}, {verdict(checked.faults)}"]))
     if as_json:
         print_json({"folders": documents})
     return BAD_FILE if refused else OK
@@ -188,8 +193,9 @@ def _recompute(folder: Path) -> Callable[[Any, Path], str]:
     return lambda record, place: contradiction(record, place) or multiplier_fault(record, measured)
 
 
-_FREE = ("seeds", "controls")
-"""Overrides that choose cells and change none. Others may name files, which a check must not open."""
+_FREE = re.compile(r"seeds=\[[\d_, ]*\]|controls=(?:true|false)")
+"""Overrides that choose cells and change none. Others may name files, which a check must not open; a stranger wrote
+them, and nested brackets and dotted keys exhaust the parser's stack or time."""
 
 _MOST_SEEDS = 100
 
@@ -216,7 +222,7 @@ def _key(manifest: Manifest) -> _SuiteKey | None:
     if f"{manifest.suite}.toml" not in files and manifest.suite not in small_forms():
         return None
     command = manifest.command
-    overrides = [word for option, word in pairwise(command) if option == "--set" and word.split("=")[0] in _FREE]
+    overrides = [word for option, word in pairwise(command) if option == "--set" and _FREE.fullmatch(word)]
     return manifest.suite, tuple(overrides), any(cell.secure for cell in manifest.cells)
 
 
@@ -227,7 +233,9 @@ def _listed(keys: Sequence[_SuiteKey]) -> list[KnownSuite]:
     spawned = get_context("spawn")
     ours, theirs = spawned.Pipe(duplex=False)
     process = spawned.Process(target=_send_listed, args=(keys, theirs), daemon=True)
-    process.start()
+    # Both are started as `python -c`, which imports from the current folder first: here that of a stranger's files.
+    with environment_variable("PYTHONSAFEPATH", "1"):
+        process.start()
     theirs.close()
     try:
         answer = ours.recv()

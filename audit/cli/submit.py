@@ -147,10 +147,13 @@ def rules_of(verifiers: Path | None = None) -> Rules:
     """Returns the rules of a check, which run no code of a submission."""
     from leakbench.leaderboard.submissions.check import Rules
 
+    from ..run.claims import multiplier_fault
     from ..run.verify import contradiction
     from ..submission.suites import facts, single_file
 
-    return Rules(facts=facts, recompute=contradiction, single_file=single_file, verifiers=verifiers)
+    return Rules(
+        facts=facts, recompute=contradiction, beside=multiplier_fault, single_file=single_file, verifiers=verifiers
+    )
 
 
 def _document(submission: CheckedSubmission) -> dict[str, Any]:

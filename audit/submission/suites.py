@@ -77,10 +77,11 @@ def facts(declaration: Declaration) -> SuiteFacts:
     """
     suite = plain_suite(declaration.suite, declaration.small)
     seeds = seeds_in(suite, request_digest(declaration))
-    cells, why = None, ""
+    cells, why, reported = None, "", {}
     try:
         plan = planning.plan(with_seeds(suite, seeds))
         cells = manifest_of(plan, suite, secure_noise=False).cells
+        reported = {cell.id: frozenset(cell.reported) for cell in plan.cells}
     except (SuiteError, OSError, ImportError) as error:  # data or an extra that are not here
         why = " ".join(str(error).split())
     return SuiteFacts(
@@ -91,6 +92,7 @@ def facts(declaration: Declaration) -> SuiteFacts:
         unplanned=why,
         source=library().source,
         checkpoints=stored_weights(suite.zoo) if suite.zoo else {},
+        reported=reported,
     )
 
 

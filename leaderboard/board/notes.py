@@ -20,13 +20,16 @@ from .reconstruction_summary import reconstruction_summaries
 from .rows import RANKED_BY, Row, several_guarantees
 
 
-def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation], gaps: Sequence[str] = ()) -> list[str]:
+def alarms(
+    controls: Sequence[ControlResult], violations: Sequence[Violation], gaps: Sequence[str] = (), of: str = "this board"
+) -> list[str]:
     """Sentences of the banner; empty if there are controls, all held, no claim is violated, and there are no gaps.
 
     Args:
         controls: all results of controls.
         violations: all refuted claims.
         gaps: sentences of `gaps`.
+        of: that the controls show the worth of.
 
     Returns:
         The sentences.
@@ -39,7 +42,7 @@ def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation], g
         their = "its" if len(untrusted) == 1 else "their"
         where = f" in {and_words(sorted(untrusted))}, do not trust {their} rows"
         if untrusted == {control.suite for control in controls}:
-            where = ", do not trust this board"
+            where = f", do not trust {of}"
         sentences.append(f"CONTROLS FAILED{where}. " + "; ".join(failed) + ".")
     sentences += [f"CLAIM VIOLATED: {violation.sentence}." for violation in violations]
     sentences += gaps

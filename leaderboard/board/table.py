@@ -47,6 +47,8 @@ class Board:
         unranked: records that failed or were skipped.
         gaps: sentences on missing and failed cells, differing code, changed suites and unknown completeness.
         active: results of active servers, which are in none of the above but `violations` and `gaps`.
+        of_submissions: sentences on failed controls, refuted claims and gaps of others' submissions, which are in none
+            of the above but `rows`, `unranked` and `active`: nobody's submission is an alarm about the rest.
     """
 
     rows: tuple[Row, ...]
@@ -55,6 +57,7 @@ class Board:
     unranked: tuple[Record, ...]
     gaps: tuple[str, ...] = ()
     active: tuple[ActiveResult, ...] = ()
+    of_submissions: tuple[str, ...] = ()
 
     @classmethod
     def from_records(cls, records: Iterable[Record], complete: Completeness | None = None) -> "Board":
@@ -165,6 +168,7 @@ class Board:
             "gaps": list(self.gaps),
             "controls": [dataclasses.asdict(control) for control in self.controls],
             "violations": [dataclasses.asdict(violation) for violation in self.violations],
+            **({"of_submissions": list(self.of_submissions)} if self.of_submissions else {}),
             "rows": [_tree(row) for row in self.rows],
             "still_leaks": dict(reconstruction_summaries(self.rows)),
             "public_only": public_numbers(self.rows),

@@ -13,6 +13,9 @@ from ..records.task import TrainingTask
 from .fault import Fault
 from .text import printable
 
+LONGEST = 2000
+"""Characters up to which a word of a command is parsed."""
+
 Zoo = Mapping[str, tuple[str, str]]
 """SHA-256 of a checkpoint's manifest -> its name and the SHA-256 of its weights."""
 
@@ -115,8 +118,9 @@ def _added(manifest: Manifest) -> set[str]:
     for option, word in zip(manifest.command, manifest.command[1:], strict=False):
         if option in ("--add-defense", "--add-attack"):
             try:
-                name = tomllib.loads(f"entry = {word}")["entry"]["name"]
-            except (tomllib.TOMLDecodeError, TypeError, KeyError):
+                # Time grows with the cube of the number of dots in a key.
+                name = tomllib.loads(f"entry = {word}")["entry"]["name"] if len(word) <= LONGEST else word
+            except (tomllib.TOMLDecodeError, TypeError, KeyError, RecursionError):
                 name = word
             names.add(str(name))
     return names

@@ -20,8 +20,11 @@ from .validation import RecordError
 ScoreCheck = Callable[[Record, Path], str]
 """(record, folder) -> sentence on how the record's numbers differ from its scores; empty if they agree."""
 
-ArraysFolder = Path | Mapping[str, Path]
-"""Folder of the arrays of all records, or the folder of each record by its id, for records of several folders."""
+ArraysKey = tuple[str, str | None]
+"""Id of a record and digest of its arrays: records of strangers may have any id."""
+
+ArraysFolder = Path | Mapping[ArraysKey, Path]
+"""Folder of the arrays of all records, or that of each record, for records of several folders."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,11 @@ def read_folder(results: str | os.PathLike[str], verify: ScoreCheck | None = Non
     return Folder(records, Completeness(manifests, out), path)
 
 
+def arrays_key(record: Record) -> ArraysKey:
+    """Returns the key of a record's folder among those of several."""
+    return record.id, record.arrays_digest
+
+
 def arrays_path(record: Record, folder: ArraysFolder) -> Path:
     """Returns the path of a record's arrays.
 
@@ -121,7 +129,7 @@ def arrays_path(record: Record, folder: ArraysFolder) -> Path:
         record: that names arrays.
         folder: of its arrays.
     """
-    return (folder if isinstance(folder, Path) else folder[record.id]) / (record.arrays or "")
+    return (folder if isinstance(folder, Path) else folder[arrays_key(record)]) / (record.arrays or "")
 
 
 def _cell_fault(record: Record, suite: str, cell: Expected) -> str:

@@ -89,6 +89,7 @@ def front_page(site: Site) -> str:
         "facts": _facts(site),
         "alarms": alarms(site.board.controls, site.board.violations),
         "gaps": site.board.gaps,
+        "of_submissions": site.board.of_submissions,
         "refused": site.refused,
         "untrusted": {control.suite for control in site.board.controls if not control.ok},
         "columns": columns,

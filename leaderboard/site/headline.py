@@ -2,10 +2,12 @@
 
 The front of a budget has the ranked rows that no other ranked row dominates: as accurate or more, with a worst AUC as
 small or smaller, and better in accuracy or AUC. Means are compared, so neighbours whose intervals overlap may change
-places with other seeds. Controls are never on a front, nor are rows without a rank or without either number.
+places with other seeds. Controls are never on a front, nor are rows without a rank or without either number, or with a
+refuted claim. Published rows are compared among themselves, a submission's with its own and the published ones: its
+numbers are the submitter's word, and take no row of others off the front.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -26,7 +28,7 @@ class CellCoverage:
         cells: with numbers.
         requested: cells with a record of any status, and cells of a manifest without a record.
         attacks: names of attacks with numbers.
-        run: names of the attacks with numbers on any row of the suite.
+        run: number of the attacks with numbers on any row of the suite and of the same submission, if any.
     """
 
     cells: int
@@ -112,17 +114,18 @@ def headline(rows: Sequence[SiteRow], access: str | None = None) -> list[Headlin
         access: of a threat model, among whose attacks worst cases, front and ranks are computed; None for all attacks.
     """
     board = [site_row.row for site_row in rows]
-    numbers = board if access is None else under(board, access)
-    run: dict[str, set[str]] = {}
-    for row in numbers:
-        run.setdefault(row.suite, set()).update(_attacks(row))
-    front = pareto_front(numbers)
+    owners = [site_row.submission and (site_row.submission.handle, site_row.submission.digest) for site_row in rows]
+    numbers = board if access is None else _under(board, access, owners)
+    run: dict[Hashable, set[str]] = {}
+    for row, owner in zip(numbers, owners, strict=True):
+        run.setdefault((row.suite, owner), set()).update(_attacks(row))
+    front = pareto_front(numbers, owners)
     entries = [
         HeadlineEntry(
             site_row=site_row,
             row=row,
             proved=proved_bounds(row),
-            coverage=_coverage(row, len(run[row.suite])),
+            coverage=_coverage(row, len(run[row.suite, owners[i]])),
             front=i in front,
         )
         for i, (site_row, row) in enumerate(zip(rows, numbers, strict=True))
@@ -151,23 +154,40 @@ def under_each(rows: Sequence[SiteRow]) -> Mapping[str, list[HeadlineSection]]:
     return {access: headline(rows, access) for access in accesses([site_row.row for site_row in rows])}
 
 
-def pareto_front(rows: Sequence[Row]) -> set[int]:
-    """Returns the places of the rows that no other row of their section and guarantee dominates.
+def pareto_front(rows: Sequence[Row], owners: Sequence[Hashable]) -> set[int]:
+    """Returns the places of the rows that no published row, nor one of their submission, dominates in their budget.
 
     Args:
-        rows: contestants without a rank, and controls, are left out.
+        rows: contestants without a rank, with a refuted claim, and controls, are left out.
+        owners: submission of each row; None for a published one.
     """
     groups: dict[tuple[object, ...], list[tuple[int, float, float]]] = {}
     for i, row in enumerate(rows):
         accuracy, auc = row.accuracy.value, row.auc.value
-        if row.control is None and row.rank is not None and accuracy is not None and auc is not None:
+        ranked = row.control is None and row.rank is not None and "claim_violated" not in row.flags
+        if ranked and accuracy is not None and auc is not None:
             groups.setdefault((row.section, row.guarantee), []).append((i, accuracy, auc))
     return {
         i
         for points in groups.values()
         for i, accuracy, auc in points
-        if not any(a >= accuracy and u <= auc and (a, u) != (accuracy, auc) for _, a, u in points)
+        if not any(
+            a >= accuracy and u <= auc and (a, u) != (accuracy, auc)
+            for j, a, u in points
+            if owners[j] in (None, owners[i])
+        )
     }
+
+
+def _under(rows: Sequence[Row], access: str, owners: Sequence[Hashable]) -> list[Row]:
+    """Returns the rows of a threat model, those of each submission compared among themselves, as on the board."""
+    places: dict[Hashable, list[int]] = {}
+    for i, owner in enumerate(owners):
+        places.setdefault(owner, []).append(i)
+    numbers = {}
+    for of_owner in places.values():
+        numbers |= zip(of_owner, under([rows[i] for i in of_owner], access), strict=True)
+    return [numbers[i] for i in range(len(rows))]
 
 
 def _by_guarantee(entries: Iterable[HeadlineEntry]) -> dict[str, list[HeadlineEntry]]:

@@ -8,6 +8,7 @@ from typing import Any
 from ..board.rows import Row
 from ..board.table import Board
 from ..exports.publication import Publication
+from ..records.folder import ArraysKey
 from ..submissions.attack_cells import AttackCell
 from ..submissions.check import CheckedSubmission
 from ..submissions.declaration import Declaration
@@ -98,7 +99,7 @@ class Site:
     Attributes:
         board: of all records, controls included.
         rows: of the board, in its order.
-        folders: records' folders, by the id of a record, for its arrays.
+        folders: of records' arrays, by `arrays_key`.
         guide: descriptions of methods and suites.
         publication: what the publisher states.
         submissions: that count.
@@ -107,7 +108,7 @@ class Site:
 
     board: Board
     rows: tuple[SiteRow, ...]
-    folders: Mapping[str, Path]
+    folders: Mapping[ArraysKey, Path]
     guide: Guide
     publication: Publication
     submissions: tuple[SubmissionOnSite, ...] = ()

@@ -10,7 +10,7 @@ from ..page.certificates import Certificate, certificate
 from ..page.papers import PaperExplanation, read_explanations
 from ..page.remarks import Tuning, tunings
 from ..records.files import refuse_links
-from ..records.folder import Completeness, Folder, ScoreCheck, read_folder
+from ..records.folder import ArraysKey, Completeness, Folder, ScoreCheck, arrays_key, read_folder
 from ..records.manifest import Manifest
 from ..records.record import Record
 from ..submissions.rows import NamedRecords, beside
@@ -22,14 +22,14 @@ class Sources:
 
     Attributes:
         records: of all folders.
-        folders: folder of a record's arrays, by the id of the record.
+        folders: folder of a record's arrays, by `arrays_key`.
         manifests: of all folders.
         outputs: folder above each `records/`, which may hold tunings, a self-test and explanations.
         submitted: path of a submission -> its records, which are ranked among themselves.
     """
 
     records: tuple[Record, ...]
-    folders: Mapping[str, Path]
+    folders: Mapping[ArraysKey, Path]
     manifests: tuple[Manifest, ...]
     outputs: tuple[Path, ...]
     submitted: Mapping[str, NamedRecords] = field(default_factory=dict)
@@ -46,8 +46,8 @@ class Sources:
         Raises:
             BoardError: the records do not form a board.
         """
-        published = Board.from_records(self.records, self.complete)
-        return beside(published, self.submitted) if self.submitted else published
+        published = Board.from_records(self.records, self.complete) if self.records or not self.submitted else None
+        return beside(published, self.submitted) if published is None or self.submitted else published
 
     @property
     def complete(self) -> Completeness:
@@ -57,7 +57,7 @@ class Sources:
     def of_suite(self, suite: str) -> "Sources":
         """Returns the records and manifests of one suite."""
         records = tuple(record for record in self.records if record.suite == suite)
-        own = {self.folders[record.id] for record in records}
+        own = {self.folders[arrays_key(record)] for record in records}
         submitted = {
             path: NamedRecords(
                 tuple(record for record in named.records if record.suite == suite),
@@ -73,12 +73,12 @@ class Sources:
             submitted={path: named for path, named in submitted.items() if named.records},
         )
 
-    def with_submissions(self, submitted: Mapping[str, NamedRecords], folders: Mapping[str, Path]) -> "Sources":
+    def with_submissions(self, submitted: Mapping[str, NamedRecords], folders: Mapping[ArraysKey, Path]) -> "Sources":
         """Returns these sources with the records of submissions.
 
         Args:
             submitted: of `submissions.rows.named_records`.
-            folders: of their arrays, by the id of a record.
+            folders: of their arrays, by `arrays_key`.
         """
         return replace(self, submitted=submitted, folders={**folders, **self.folders})
 
@@ -109,7 +109,7 @@ def read_sources(results: Sequence[Path], verify: ScoreCheck | None = None) -> S
     folders = [read_folder(path, verify) for path in paths]
     return Sources(
         records=tuple(record for folder in folders for record in folder.records),
-        folders={record.id: folder.path for folder in folders for record in folder.records},
+        folders={arrays_key(record): folder.path for folder in folders for record in folder.records},
         manifests=tuple(manifest for folder in folders for manifest in folder.complete.manifests or ()),
         outputs=tuple(_outputs(folders)),
     )

@@ -15,6 +15,7 @@ from ..page.build import render_page
 from ..page.figures import epsilon_words
 from ..page.tables import flags_of, value
 from ..records.files import digest_of_bytes, read_bytes
+from ..records.folder import ArraysKey, arrays_key
 from ..records.record import Record
 from ..submissions.attack_cells import attack_cells, comparison_words, difference_words
 from ..submissions.check import CheckedSubmission, Rules, check_tree
@@ -36,19 +37,20 @@ class SubmissionsRead:
         submissions: that count.
         refused: path of a submission that was set aside, or of anything else that lies there -> its first fault.
         named: path of a submission that counts -> its records and requests, defenses named with the handle.
-        folders: id of a record -> folder of its arrays.
-        owners: id of a record -> its submission.
+        folders: folder of a record's arrays, by `arrays_key`.
+        owners: name of a defense, which begins with the handle, and id of a record -> its submission.
     """
 
     submissions: tuple[SubmissionOnSite, ...]
     refused: dict[str, str]
     named: Mapping[str, NamedRecords]
-    folders: dict[str, Path]
-    owners: dict[str, SubmissionOnSite]
+    folders: dict[ArraysKey, Path]
+    owners: dict[tuple[str, str], SubmissionOnSite]
 
     def owner(self, row: Row) -> SubmissionOnSite | None:
         """Returns the submission of a row; None for a row of published records."""
-        return self.owners.get(row.records[0].id)
+        # Anybody may write the id of another record.
+        return self.owners.get((row.defense.name, row.records[0].id))
 
     def beside(self, published: Board | None) -> Board:
         """Returns a board with the rows of the submissions, each ranked within its own submission.
@@ -81,8 +83,8 @@ def read_submissions(folder: Path, rules: Rules, published: Sequence[Record] = (
         submission = _on_site(good, published, rules.verifiers or folder / "verifiers")
         submissions.append(submission)
         for record in named[good.path].records:
-            folders.setdefault(record.id, good.folder / "records")
-            owners.setdefault(record.id, submission)
+            folders.setdefault(arrays_key(record), good.folder / "records")
+            owners[record.defense.name, record.id] = submission
     return SubmissionsRead(tuple(submissions), refused, named, folders, owners)
 
 

@@ -5,12 +5,13 @@ method depend on its code, which a check does not run: its cells are compared wi
 have in common.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from ..checks.suites import Zoo
 from ..records.labels import key_of
 from ..records.manifest import Expected
+from ..records.record import Record
 from .declaration import Declaration
 
 
@@ -26,6 +27,7 @@ class SuiteFacts:
         unplanned: why `cells` is None.
         source: digest of this code.
         checkpoints: of its zoo; empty for a suite that trains.
+        reported: papers' figures, (metric, value, source) each, by the id of a cell.
     """
 
     name: str
@@ -35,6 +37,12 @@ class SuiteFacts:
     unplanned: str = ""
     source: str
     checkpoints: Zoo = field(default_factory=dict)
+    reported: Mapping[str, frozenset[tuple[str, float, str]]] = field(default_factory=dict)
+
+    def papers_say(self, record: Record) -> bool:
+        """True if the papers' figures of a record are the suite's, those of its own cell if it is the suite's."""
+        figures = self.reported.get(record.id, frozenset().union(*self.reported.values()))
+        return all((figure.metric, figure.value, figure.source) in figures for figure in record.reported)
 
 
 def is_own(declaration: Declaration, defense: str, attack: str | None) -> bool:

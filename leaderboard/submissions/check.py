@@ -6,7 +6,7 @@ others.
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -89,12 +89,14 @@ class Rules:
     Attributes:
         facts: returns what is known of a declaration's suite; raises ValueError if it is none.
         recompute: compares a record's numbers with those of its arrays; None to skip that.
+        beside: returns how a record's numbers differ from those of the records beside it; empty if they agree.
         single_file: returns why a method's file is not all of its code; empty if it is.
         verifiers: file of the verifiers that the board trusts; None for that of the root.
     """
 
     facts: Callable[[Declaration], SuiteFacts]
     recompute: Recompute | None = None
+    beside: Callable[[Record, Sequence[Record]], str] = lambda record, others: ""
     single_file: Callable[[Path], str] = lambda path: ""
     verifiers: Path | None = None
 
@@ -163,6 +165,12 @@ def check_submission(folder: Path, root: Path, rules: Rules) -> CheckedSubmissio
         examined = examine(folder, rules.recompute, failed_control="flagged", left_out="refused")
         records, manifests = tuple(examined.records.values()), list(examined.manifests.values())
         faults += [replace(fault, file=f"{path}/{fault.file}" if fault.file else path) for fault in examined.faults]
+        measured = [record for record in records if record.status == "ok"]
+        faults += [
+            _fault(f"{path}/records/{record.id}.json", "noise_multiplier", printable(problem, 400))
+            for record in measured
+            if (problem := rules.beside(record, measured))
+        ]
     else:
         faults.append(_fault(f"{path}/records", "", "must be there: run the command of the declaration in its folder"))
     faults += code_faults(folder, path, declaration, records, rules.single_file)
@@ -279,6 +287,8 @@ def _suite(
         problem = f"the suite's cells cannot be planned here, so removed cells would not be seen: {facts.unplanned}"
         yield _fault(folder, "", printable(problem), "flagged")
         return
+    if invented := [record.id for record in records if not facts.papers_say(record)]:
+        yield _fault(folder, "reported", f"figures of papers must be those of the suite: {listed(invented)}")
     requested = {cell.id: cell for manifest in manifests for cell in manifest.cells}
     for problem in cell_problems(declaration, requested.values(), facts.cells):
         yield _fault(folder, "", problem)

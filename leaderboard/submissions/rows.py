@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..board.notes import alarms
 from ..board.rows import CONTROL_FAILED, Row
 from ..board.table import Board
 from ..kinds import KINDS
@@ -73,7 +74,7 @@ def rows_beside(submissions: Sequence[CheckedSubmission], published: Path | None
     attacks = {checked.path: cells for checked in submissions if (cells := attack_cells(checked))}
     place = f"beside {published}" if old else "beside no published board: none has these suites"
     differing = [line for line in drift if line["verdict"] == "differs"]
-    lines = [board.to_text(), f"rows of {len(submissions)} submissions {place}"]
+    lines = [board.to_text(), *board.of_submissions, f"rows of {len(submissions)} submissions {place}"]
     if old:
         lines.append(f"drift: {len(differing)} of {len(drift)} numbers of the suite's own methods differ")
         lines += [f"  {d['submission']}: {d['cell']}, {d['metric']}: {d['reason']}" for d in differing]
@@ -113,15 +114,23 @@ def beside(published: Board | None, named: Mapping[str, NamedRecords]) -> Board:
         published: board of published records; None without any.
         named: of `named_records`.
     """
-    boards = [published] if published is not None else []
-    boards += [Board.from_records(n.records, Completeness(n.manifests)) for n in named.values() if n.records]
+    submitted = {
+        path: Board.from_records(n.records, Completeness(n.manifests)) for path, n in named.items() if n.records
+    }
+    boards = [*([published] if published is not None else []), *submitted.values()]
+    vouched = [published] if published is not None else boards
     return Board(
         rows=tuple(sorted((row for board in boards for row in board.rows), key=Row.order)),
-        controls=tuple(control for board in boards for control in board.controls),
-        violations=tuple(violation for board in boards for violation in board.violations),
+        controls=tuple(control for board in vouched for control in board.controls),
+        violations=tuple(violation for board in vouched for violation in board.violations),
         unranked=tuple(record for board in boards for record in board.unranked),
-        gaps=tuple(dict.fromkeys(gap for board in boards for gap in board.gaps)),
+        gaps=tuple(dict.fromkeys(gap for board in vouched for gap in board.gaps)),
         active=tuple(result for board in boards for result in board.active),
+        of_submissions=tuple(
+            f"Submission {path}: {sentence}"
+            for path, board in (submitted.items() if published is not None else ())
+            for sentence in alarms(board.controls, board.violations, board.gaps, of="its rows")
+        ),
     )
 
 

@@ -1,5 +1,6 @@
 """The commands on folders of records: exit codes, tables that fit a terminal, JSON, and forged figures recomputed."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -9,13 +10,14 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
+from leakbench.audit.cli.records import _key
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.plan.manifest import manifest_of
 from leakbench.audit.scoring import shift
 from leakbench.audit.suite import suite as suites
 from leakbench.leaderboard.checks import figures
 from leakbench.leaderboard.records.files import digest_of_bytes
-from leakbench.leaderboard.records.manifest import write_manifest
+from leakbench.leaderboard.records.manifest import Manifest, write_manifest
 from leakbench.leaderboard.records.record import SEAL
 
 from ..conftest import SUITE
@@ -218,5 +220,28 @@ def test_cells_of_suites_are_listed_by_a_process_that_ends_so_that_a_check_loads
         "    assert not {'torch', 'sklearn'} & sys.modules.keys()\n"
     )
     (tmp_path / "program.py").write_text(program)
-    run = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, check=False)
+    # A check is often started in the folder of a stranger's files.
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    for name in ("multiprocessing", "signal", "selectors"):
+        (foreign / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a')\nraise SystemExit('hijacked')\n")
+    run = subprocess.run(
+        [sys.executable, tmp_path / "program.py"], capture_output=True, text=True, check=False, cwd=foreign
+    )
     assert run.returncode == 0, run.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_name_of_a_folder_of_suites_writes_nothing_to_a_terminal(command, tmp_path):
+    for name in ("quick", "red\x1b[31m"):
+        (tmp_path / "suites" / name / "records").mkdir(parents=True)
+    code, printed, _ = command("leaderboard", "check", tmp_path / "suites")
+    assert code == 3 and "red\\u001b[31m" in "".join(printed.split()) and "\x1b" not in printed
+
+
+@pytest.mark.parametrize("word", ["seeds=" + "[" * 5000, "seeds={" + "a." * 900 + "a=1}", "seeds=[1e999]"])
+def test_an_override_of_a_stranger_that_is_no_list_of_seeds_is_not_parsed(word):
+    manifest = Manifest(suite="quick", suite_digest="0" * 64, command=("leakbench", "run", "--set", word), cells=())
+    assert _key(manifest) == ("quick", (), False)
+    free = dataclasses.replace(manifest, command=("leakbench", "run", "--set", "seeds=[0, 1]"))
+    assert _key(free) == ("quick", ("seeds=[0, 1]",), False)

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from leakbench.audit.cli.submit import rules_of
+from leakbench.audit.run.claims import multiplier_fault
 from leakbench.audit.submission.suites import single_file
 from leakbench.defenses.core.privacy.accounting import Gaussian, pld_in_time
 from leakbench.leaderboard.board.controls import ControlResult
 from leakbench.leaderboard.checks import check as checks
+from leakbench.leaderboard.records.fields import Reported
 from leakbench.leaderboard.records.files import digest_of_bytes
 from leakbench.leaderboard.records.manifest import read_manifests, write_manifest
 from leakbench.leaderboard.records.record import read, read_all, write
@@ -474,6 +476,19 @@ def test_a_control_that_fails_is_flagged_and_its_rows_have_no_rank(check, tree, 
     lost = dataclasses.replace(result, measured="nothing: every cell was skipped")
     monkeypatch.setattr(checks, "check_controls", lambda rows, records: (lost,))
     assert any(text.startswith("refused") and "shows nothing" in text for text in only(check(), submission))
+
+
+def test_a_figure_that_no_paper_of_the_suite_has_is_refused(check, submission):
+    figure = Reported(metric="accuracy", value=0.2, source="a famous paper, Table 1")
+    resealed(submission, lambda record: dataclasses.replace(record, reported=(figure,)))
+    assert any("figures of papers must be those of the suite" in text for text in only(check(), submission))
+
+
+def test_a_number_that_contradicts_the_records_beside_it_is_refused(tree, submission):
+    assert rules_of().beside is multiplier_fault
+    rules = dataclasses.replace(rules_of(), beside=lambda record, others: "it differs" * (record.kind == "utility"))
+    (checked,) = check_tree(tree, rules)[0]
+    assert not checked.counts and {fault.field for fault in checked.faults} == {"noise_multiplier"}
 
 
 def test_two_requests_of_a_handle_are_two_rows(tree, submission):

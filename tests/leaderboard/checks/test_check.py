@@ -15,7 +15,9 @@ import pytest
 from leakbench.leaderboard.checks.check import check_folder, examine
 from leakbench.leaderboard.checks.figures import figure_faults
 from leakbench.leaderboard.checks.limits import LIMITS, Limits
+from leakbench.leaderboard.checks.suites import KnownSuite, suite_faults
 from leakbench.leaderboard.checks.text import text_faults
+from leakbench.leaderboard.records.manifest import Manifest
 from leakbench.leaderboard.records.record import Record
 from leakbench.leaderboard.records.validation import RecordError
 
@@ -496,3 +498,9 @@ def test_nothing_in_a_folder_is_imported_or_run(tampered, tmp_path):
     tampered.edit(tampered.first(**OK), lambda d: d["defense"].update(name=f"{method}:f"))
     assert tampered.faults and not mark.exists()
     assert json.loads(json.dumps([fault.to_dict() for fault in tampered.faults]))
+
+
+@pytest.mark.parametrize("word", ["[" * 5000, "{ name = " + "[" * 5000, "{" + "a." * 900 + "a = 1}", "x" * 100_000])
+def test_a_command_of_a_stranger_that_no_parser_reads_adds_the_method_of_that_name(word):
+    manifest = Manifest(suite="s", suite_digest="0" * 64, command=("leakbench", "run", "--add-attack", word), cells=())
+    assert list(suite_faults({"a.manifest": manifest}, [], {"a.manifest": KnownSuite(digest="0" * 64)})) == []

@@ -57,7 +57,7 @@ def test_a_row_without_both_numbers_or_without_a_rank_is_on_no_front():
     utility, _ = trained("half", 0.9, 0.55)
     refused = record("utility", defense="whole", seed=1, status="failed", reason="OSError")
     site = front_site(utility, *trained("whole", 0.8, 0.6), refused)
-    assert pareto_front([row.row for row in site.rows]) == set()
+    assert pareto_front([row.row for row in site.rows], [None] * len(site.rows)) == set()
 
 
 def test_coverage_counts_cells_and_attacks_of_the_suite():
