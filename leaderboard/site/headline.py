@@ -3,6 +3,10 @@
 The front of a budget has the ranked rows that no other ranked row dominates: as accurate or more, with a worst AUC as
 small or smaller, and better in accuracy or AUC. Means are compared, so neighbours whose intervals overlap may change
 places with other seeds. Controls are never on a front, nor are rows without a rank or without either number.
+
+Rows of a submission have seeds of their own, and perhaps attacks, so they change nothing about other rows: under a
+threat model they are compared and ranked within their submission, as on the board (`submissions.rows.beside`). On a
+front they stand if neither a published row nor another of their submission dominates them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +30,7 @@ class CellCoverage:
         cells: with numbers.
         requested: cells with a record of any status, and cells of a manifest without a record.
         attacks: names of attacks with numbers.
-        run: names of the attacks with numbers on any row of the suite.
+        run: names of the attacks with numbers on any published row of the suite, or on one of its submission.
     """
 
     cells: int
@@ -111,18 +115,31 @@ def headline(rows: Sequence[SiteRow], access: str | None = None) -> list[Headlin
         rows: of a site, in the order of its board.
         access: of a threat model, among whose attacks worst cases, front and ranks are computed; None for all attacks.
     """
-    board = [site_row.row for site_row in rows]
-    numbers = board if access is None else under(board, access)
-    run: dict[str, set[str]] = {}
-    for row in numbers:
-        run.setdefault(row.suite, set()).update(_attacks(row))
-    front = pareto_front(numbers)
+    numbers = [site_row.row for site_row in rows]
+    origins: dict[tuple[str, str] | None, list[int]] = {None: []}
+    for i, site_row in enumerate(rows):
+        submission = site_row.submission
+        origin = None if submission is None else (submission.handle, submission.digest)
+        origins.setdefault(origin, []).append(i)
+    if access is not None:
+        for places in origins.values():
+            for i, row in zip(places, under([numbers[i] for i in places], access), strict=True):
+                numbers[i] = row
+    front: set[int] = set()
+    run: dict[int, int] = {}
+    for origin, own in origins.items():
+        rivals = own if origin is None else [*own, *origins[None]]
+        front |= {rivals[i] for i in pareto_front([numbers[i] for i in rivals])} & set(own)
+        attacks: dict[str, set[str]] = {}
+        for i in rivals:
+            attacks.setdefault(numbers[i].suite, set()).update(_attacks(numbers[i]))
+        run |= {i: len(attacks[numbers[i].suite]) for i in own}
     entries = [
         HeadlineEntry(
             site_row=site_row,
             row=row,
             proved=proved_bounds(row),
-            coverage=_coverage(row, len(run[row.suite])),
+            coverage=_coverage(row, run[i]),
             front=i in front,
         )
         for i, (site_row, row) in enumerate(zip(rows, numbers, strict=True))
