@@ -37,18 +37,18 @@ class SubmissionsRead:
         refused: path of a submission that was set aside, or of anything else that lies there -> its first fault.
         named: path of a submission that counts -> its records and requests, defenses named with the handle.
         folders: id of a record -> folder of its arrays.
-        owners: id of a record -> its submission.
+        owners: id of a record and name of its defense -> its submission; several may have a cell at a suite's own seeds.
     """
 
     submissions: tuple[SubmissionOnSite, ...]
     refused: dict[str, str]
     named: Mapping[str, NamedRecords]
     folders: dict[str, Path]
-    owners: dict[str, SubmissionOnSite]
+    owners: dict[tuple[str, str], SubmissionOnSite]
 
     def owner(self, row: Row) -> SubmissionOnSite | None:
         """Returns the submission of a row; None for a row of published records."""
-        return self.owners.get(row.records[0].id)
+        return self.owners.get((row.records[0].id, row.defense.name))
 
     def beside(self, published: Board | None) -> Board:
         """Returns a board with the rows of the submissions, each ranked within its own submission.
@@ -82,7 +82,7 @@ def read_submissions(folder: Path, rules: Rules, published: Sequence[Record] = (
         submissions.append(submission)
         for record in named[good.path].records:
             folders.setdefault(record.id, good.folder / "records")
-            owners.setdefault(record.id, submission)
+            owners[record.id, record.defense.name] = submission
     return SubmissionsRead(tuple(submissions), refused, named, folders, owners)
 
 

@@ -107,7 +107,8 @@ def beside(published: Board | None, named: Mapping[str, NamedRecords]) -> Board:
     """Returns a board with the rows of submissions, each of which is compared and ranked within its own submission.
 
     Seeds of a submission are its own, and so may be its attacks: in a comparison with others, either would take the
-    ranks of all rows of the suite, and anybody could do that by a submission.
+    ranks of all rows of the suite, and anybody could do that by a submission. Its controls judge its own rows alone
+    (`CONTROL_FAILED`): they neither vouch for a published board nor raise its alarm.
 
     Args:
         published: board of published records; None without any.
@@ -115,9 +116,10 @@ def beside(published: Board | None, named: Mapping[str, NamedRecords]) -> Board:
     """
     boards = [published] if published is not None else []
     boards += [Board.from_records(n.records, Completeness(n.manifests)) for n in named.values() if n.records]
+    judged = boards if published is None else [published]
     return Board(
         rows=tuple(sorted((row for board in boards for row in board.rows), key=Row.order)),
-        controls=tuple(control for board in boards for control in board.controls),
+        controls=tuple(control for board in judged for control in board.controls),
         violations=tuple(violation for board in boards for violation in board.violations),
         unranked=tuple(record for board in boards for record in board.unranked),
         gaps=tuple(dict.fromkeys(gap for board in boards for gap in board.gaps)),

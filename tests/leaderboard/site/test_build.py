@@ -3,6 +3,7 @@
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 import pyarrow.parquet
@@ -15,7 +16,13 @@ from leakbench.leaderboard.records.record import MethodUsed, RecordError, write
 from leakbench.leaderboard.site import links
 from leakbench.leaderboard.site.build import build_site
 from leakbench.leaderboard.site.files import LIST
-from leakbench.leaderboard.site.sources import read_sources
+from leakbench.leaderboard.site.portable_board import PortableCopies
+from leakbench.leaderboard.site.site import SubmissionOnSite
+from leakbench.leaderboard.site.sources import Sources, read_sources
+from leakbench.leaderboard.site.submissions import SubmissionsRead
+from leakbench.leaderboard.site.suites import suites_of
+from leakbench.leaderboard.submissions.rows import NamedRecords
+from leakbench.leaderboard.submissions.tiers import tier_of
 
 from .conftest import GUIDE, PUBLICATION, content, pages
 
@@ -80,6 +87,36 @@ def test_a_rebuild_removes_stale_pages_and_nothing_else(site, some, tmp_path):
     assert (out / "CNAME").is_file() and (out / "rows/mine").is_dir()
     listed = set(json.loads((out / LIST).read_text())["files"])
     assert listed == set(content(out)) - {LIST, "CNAME"}
+
+
+def test_a_suite_may_have_records_of_submissions_alone(record, tmp_path):
+    published, foreign = record(), record(suite="other", defense="eve/x")
+    sources = Sources(
+        records=(published,),
+        folders={one.id: tmp_path / "records" for one in (published, foreign)},
+        manifests=(),
+        outputs=(),
+        submitted={"eve/1": NamedRecords((foreign,), ())},
+    )
+    suites = suites_of(sources, sources.board, PortableCopies())
+    assert {suite.name: [row.defense.name for row in suite.board.rows] for suite in suites} == {
+        "quick": ["dp_sgd"],
+        "other": ["eve/x"],
+    }
+
+
+def test_rows_of_two_submissions_with_a_record_of_one_id_have_their_own_submission(record):
+    # Cells at a suite's own seeds have the same id in every submission.
+    first, second = (
+        replace(record(), defense=MethodUsed(name=f"{who}/dp_sgd", settings={})) for who in ("anna", "bob")
+    )
+    owners = {
+        (one.id, one.defense.name): SubmissionOnSite(handle=who, digest="d", declaration=None, tier=tier_of(()))
+        for who, one in (("anna", first), ("bob", second))
+    }
+    read = SubmissionsRead((), {}, {}, {}, owners)
+    rows = [row for one in (first, second) for row in Board.from_records([one]).rows]
+    assert first.id == second.id and [read.owner(row).handle for row in rows] == ["anna", "bob"]
 
 
 def test_equal_files_are_not_written_again(site, some):
