@@ -37,7 +37,7 @@ class SubmissionsRead:
         refused: path of a submission that was set aside, or of anything else that lies there -> its first fault.
         named: path of a submission that counts -> its records and requests, defenses named with the handle.
         folders: id of a record -> folder of its arrays.
-        owners: id of a record and name of its defense -> its submission; several may have a cell at a suite's own seeds.
+        owners: id of a record and name of its defense -> its submission. Several may have a cell of the same id.
     """
 
     submissions: tuple[SubmissionOnSite, ...]
