@@ -91,6 +91,7 @@ def facts(declaration: Declaration) -> SuiteFacts:
         unplanned=why,
         source=library().source,
         checkpoints=stored_weights(suite.zoo) if suite.zoo else {},
+        reported=frozenset((row.defense, row.attack, row.metric, row.value, row.source) for row in suite.reported),
     )
 
 

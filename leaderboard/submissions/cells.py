@@ -26,6 +26,7 @@ class SuiteFacts:
         unplanned: why `cells` is None.
         source: digest of this code.
         checkpoints: of its zoo; empty for a suite that trains.
+        reported: papers' figures that the suite states: (defense, attack or None, metric, value, source).
     """
 
     name: str
@@ -35,6 +36,7 @@ class SuiteFacts:
     unplanned: str = ""
     source: str
     checkpoints: Zoo = field(default_factory=dict)
+    reported: frozenset[tuple[str, str | None, str, float, str]] = frozenset()
 
 
 def is_own(declaration: Declaration, defense: str, attack: str | None) -> bool:

@@ -273,6 +273,22 @@ def _suite(
     if old := [record.id for record in records if record.provenance.source != facts.source]:
         problem = f"{len(old)} of {len(records)} records were computed by another code than this one"
         yield _fault(folder, "provenance.source", problem, "flagged")
+    invented = {
+        record.id
+        for record in records
+        for figure in record.reported
+        if (
+            record.defense.name,
+            record.attack and record.attack.name,
+            figure.metric,
+            figure.value,
+            figure.source,
+        )
+        not in facts.reported
+    }
+    if invented:
+        # A board would show it as a paper's, beside the submitter's own number.
+        yield _fault(folder, "reported", f"a paper's figure must be one that the suite states: {listed(invented)}")
     named = {f"{folder}/{record.id}.json": record for record in records}
     yield from checkpoint_faults(named, {facts.digest: facts.checkpoints})
     if facts.cells is None:

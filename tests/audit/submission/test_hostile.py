@@ -13,6 +13,7 @@ from leakbench.audit.submission.suites import single_file
 from leakbench.defenses.core.privacy.accounting import Gaussian, pld_in_time
 from leakbench.leaderboard.board.controls import ControlResult
 from leakbench.leaderboard.checks import check as checks
+from leakbench.leaderboard.records.fields import Reported
 from leakbench.leaderboard.records.files import digest_of_bytes
 from leakbench.leaderboard.records.manifest import read_manifests, write_manifest
 from leakbench.leaderboard.records.record import read, read_all, write
@@ -199,6 +200,12 @@ def test_a_forged_figure_that_was_sealed_again_contradicts_its_scores(check, sub
 
     resealed(submission, change)
     assert any("accuracy" in text and text.startswith("refused") for text in only(check(), submission))
+
+
+def test_a_paper_s_figure_that_the_suite_does_not_state_is_refused(check, submission):
+    figure = Reported(metric="accuracy", value=0.5, source="Somebody 2024, Table 1")
+    resealed(submission, lambda r: dataclasses.replace(r, reported=(figure,)) if r.kind == "utility" else None)
+    assert any("reported: a paper's figure must be" in t and t.startswith("refused") for t in only(check(), submission))
 
 
 def test_a_record_that_was_edited_or_is_of_a_future_schema_is_refused(check, submission):
