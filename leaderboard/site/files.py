@@ -70,7 +70,7 @@ def _written(out: Path) -> set[str]:
         # A list from elsewhere must not lead the removal out of the folder.
         if not all(re.fullmatch(r"(?:[\w-][\w.-]*/)*[\w-][\w.-]*", name) for name in names):
             raise ValueError("a name in it leads elsewhere")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RecordError(f"{out / LIST} is no list of a site's files ({error}); delete the folder") from None
     return set(names)
 

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 import pyarrow.parquet
 import pytest
 
-from leakbench.leaderboard.board.table import Board
+from leakbench.leaderboard.board.table import Board, BoardError
 from leakbench.leaderboard.exports.tidy import tables
 from leakbench.leaderboard.records.fields import Reported
 from leakbench.leaderboard.records.record import MethodUsed, RecordError, write
@@ -212,6 +212,13 @@ HOSTILE = (
 def test_a_name_cannot_take_the_page_of_another():
     names = ["DP-SGD", links.slug("DP-SGD"), "dp-sgd", "y" * 70, links.slug("y" * 70), *HOSTILE]
     assert len(set(map(links.slug, names))) == len(set(names))
+    # Windows keeps these names for devices.
+    assert not {links.slug(name) for name in ("con", "CON", "nul", "com1", "lpt9")} & {"con", "nul", "com1", "lpt9"}
+
+
+def test_suites_whose_pages_would_be_one_are_refused(site, record):
+    with pytest.raises(BoardError, match="suites must differ without their paths"):
+        site([record(), record(suite="/home/somebody/quick")])
 
 
 def test_names_of_strangers_are_escaped_and_stay_inside(site, some, record, tmp_path):
@@ -251,7 +258,7 @@ def test_no_page_has_a_path_of_the_machine(site, some, record, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "where", ["a file", "other files", "a page in the way", "a link", "a list that leads elsewhere"]
+    "where", ["a file", "other files", "a page in the way", "a link", "a list that leads elsewhere", "a deep list"]
 )
 def test_a_folder_that_is_no_site_is_refused(site, some, tmp_path, where):
     out, other = tmp_path / "site", tmp_path / "other"
@@ -272,7 +279,7 @@ def test_a_folder_that_is_no_site_is_refused(site, some, tmp_path, where):
             kept = [name for name in listed if row.name not in name]
             (out / LIST).write_text(json.dumps({"files": kept}))
         else:
-            (out / LIST).write_text(json.dumps({"files": ["../other/kept.txt"]}))
+            (out / LIST).write_text("[" * 100_000 if where == "a deep list" else '{"files": ["../other/kept.txt"]}')
     with pytest.raises(RecordError, match=r"out must be|out must hold|symbolic link|no list of a site's files"):
         site(some())
     assert (other / "kept.txt").read_text() == "kept" and not (other / LIST).exists()
