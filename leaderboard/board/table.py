@@ -9,6 +9,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable
@@ -253,8 +254,12 @@ def _flat(row: Row) -> dict[str, Any]:
     return line
 
 
+# Of a path at the beginning, exports leave the last name, which may be a formula too.
+_FORMULA = re.compile(r"[=+\-@\t\r]|(?:/|~|file:|[A-Za-z]:[\\/]).*[\\/][=+\-@]")
+
+
 def _no_formula(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def _by_field(row: Row) -> dict[str, Estimate]:
