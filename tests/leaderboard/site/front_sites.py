@@ -8,6 +8,7 @@ from leakbench.leaderboard.submissions.rows import beside
 from leakbench.leaderboard.submissions.tiers import tier_of
 
 from ..conftest import complete
+from ..submissions.declarations import declaration
 
 
 def front_site(*records, guide=None, **fields):
@@ -20,7 +21,9 @@ def front_site(*records, guide=None, **fields):
 def beside_site(published, named, guide=None):
     """A site of a published board and of a submission by `eve`."""
     board = beside(published, {"eve/1": named})
-    submission = SubmissionOnSite(handle="eve", digest="d" * 64, declaration=None, tier=tier_of(()))
+    submission = SubmissionOnSite(
+        handle="eve", digest="d" * 64, declaration=declaration(handle="eve"), tier=tier_of(())
+    )
     rows = tuple(
         SiteRow(
             id=row_id(row), row=row, tier=tier_of(row.flags),

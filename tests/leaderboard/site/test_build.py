@@ -24,6 +24,7 @@ from leakbench.leaderboard.site.suites import suites_of
 from leakbench.leaderboard.submissions.rows import NamedRecords
 from leakbench.leaderboard.submissions.tiers import tier_of
 
+from ..submissions.declarations import declaration
 from .conftest import GUIDE, PUBLICATION, content, pages
 
 
@@ -111,12 +112,14 @@ def test_rows_of_two_submissions_with_a_record_of_one_id_have_their_own_submissi
         replace(record(), defense=MethodUsed(name=f"{who}/dp_sgd", settings={})) for who in ("anna", "bob")
     )
     owners = {
-        (one.id, one.defense.name): SubmissionOnSite(handle=who, digest="d", declaration=None, tier=tier_of(()))
+        (one.id, one.defense.name): SubmissionOnSite(
+            handle=who, digest="d", declaration=declaration(handle=who), tier=tier_of(())
+        )
         for who, one in (("anna", first), ("bob", second))
     }
     read = SubmissionsRead((), {}, {}, {}, owners)
     rows = [row for one in (first, second) for row in Board.from_records([one]).rows]
-    assert first.id == second.id and [read.owner(row).handle for row in rows] == ["anna", "bob"]
+    assert first.id == second.id and [read.owner(row) for row in rows] == list(owners.values())
 
 
 def test_equal_files_are_not_written_again(site, some):

@@ -9,7 +9,7 @@ from leakbench.leaderboard.records.record import MethodUsed
 from leakbench.leaderboard.site.headline import headline, pareto_front, under_each
 from leakbench.leaderboard.submissions.rows import NamedRecords
 
-from ..conftest import claim, complete, metric, record
+from ..conftest import asked_for, claim, complete, metric, record
 from .front_sites import beside_site, front_site
 
 
@@ -112,7 +112,7 @@ def test_a_submission_changes_no_front_rank_or_coverage_of_published_rows():
     foreign = attacked("eve/x", 0.9, 0.5, {"loss": "BLACK_BOX", "own": "BLACK_BOX"}, seed=77)
     foreign += attacked("eve/weak", 0.7, 0.7, {"loss": "BLACK_BOX", "own": "BLACK_BOX"}, seed=77)
     board = Board.from_records(published, complete(*published))
-    site = beside_site(board, NamedRecords(tuple(foreign), complete(*foreign).manifests))
+    site = beside_site(board, NamedRecords(tuple(foreign), (asked_for(*foreign),)))
     for access in (None, "BLACK_BOX"):
         alone, together = (
             {

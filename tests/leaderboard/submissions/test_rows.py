@@ -5,7 +5,7 @@ import pytest
 from leakbench.leaderboard.board.table import Board
 from leakbench.leaderboard.submissions.rows import NamedRecords, beside
 
-from ..conftest import claim, complete, metric, record
+from ..conftest import asked_for, claim, complete, metric, record
 
 
 def control(auc, defense="sgd", **fields):
@@ -13,7 +13,7 @@ def control(auc, defense="sgd", **fields):
 
 
 def board_of(*published, submitted):
-    named = {"eve/1": NamedRecords(submitted, complete(*submitted).manifests)}
+    named = {"eve/1": NamedRecords(submitted, (asked_for(*submitted),))}
     return beside(Board.from_records(published, complete(*published)) if published else None, named)
 
 
