@@ -254,7 +254,7 @@ def _flat(row: Row) -> dict[str, Any]:
     return line
 
 
-# Of a path at the beginning, exports leave the last name, which may be a formula too.
+# Exports shorten a path to its last name, which may be a formula too.
 _FORMULA = re.compile(r"[=+\-@\t\r]|(?:/|~|file:|[A-Za-z]:[\\/]).*[\\/][=+\-@]")
 
 

@@ -62,8 +62,8 @@ def suites_of(sources: Sources, board: Board, copies: PortableCopies) -> list[Su
     shown: dict[str, str] = {}
     for name in names:
         # The page of one would replace the page of the other.
-        if (other := shown.setdefault(portable(name), name)) != name:
-            raise BoardError(f"suites must differ without their paths, got {other!r} and {name!r}; rename one")
+        if (same_page := shown.setdefault(portable(name), name)) != name:
+            raise BoardError(f"suites must differ without their paths, got {same_page!r} and {name!r}; rename one")
     suites = []
     for name in names:
         own = sources.of_suite(name)
