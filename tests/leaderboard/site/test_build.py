@@ -5,6 +5,7 @@ import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import PurePosixPath
+from threading import Thread
 
 import pyarrow.parquet
 import pytest
@@ -13,7 +14,7 @@ from leakbench.leaderboard.board.table import Board, BoardError
 from leakbench.leaderboard.exports.tidy import tables
 from leakbench.leaderboard.records.fields import Reported
 from leakbench.leaderboard.records.record import MethodUsed, RecordError, write
-from leakbench.leaderboard.site import links
+from leakbench.leaderboard.site import files, links
 from leakbench.leaderboard.site.build import build_site
 from leakbench.leaderboard.site.files import LIST
 from leakbench.leaderboard.site.portable_board import PortableCopies
@@ -286,6 +287,24 @@ def test_a_folder_that_is_no_site_is_refused(site, some, tmp_path, where):
     with pytest.raises(RecordError, match=r"out must be|out must hold|symbolic link|no list of a site's files"):
         site(some())
     assert (other / "kept.txt").read_text() == "kept" and not (other / LIST).exists()
+
+
+@pytest.mark.skipif(files.fcntl is None, reason="no locks here")
+def test_builds_into_one_folder_take_turns(tmp_path, monkeypatch):
+    out, whole, others = tmp_path / "site", files.write_bytes, []
+    first, second = ({f"rows/{name}/index.html": b"", "index.html": name.encode()} for name in "ab")
+
+    def interrupted(path, content):
+        if not others:
+            others.append(Thread(target=files.write_site, args=(second, out)))
+            others[0].start()
+            others[0].join(0.5)
+        return whole(path, content)
+
+    monkeypatch.setattr(files, "write_bytes", interrupted)
+    files.write_site(first, out)
+    others[0].join()
+    assert {name: text for name, text in content(out).items() if name != LIST} == second
 
 
 def test_without_records_nothing_is_written(tmp_path):
