@@ -77,11 +77,11 @@ def facts(declaration: Declaration) -> SuiteFacts:
     """
     suite = plain_suite(declaration.suite, declaration.small)
     seeds = seeds_in(suite, request_digest(declaration))
-    cells, why, reported = None, "", {}
+    cells, why, figures = None, "", {}
     try:
         plan = planning.plan(with_seeds(suite, seeds))
         cells = manifest_of(plan, suite, secure_noise=False).cells
-        reported = {cell.id: frozenset(cell.reported) for cell in plan.cells}
+        figures = {cell.id: frozenset(cell.reported) for cell in plan.cells}
     except (SuiteError, OSError, ImportError) as error:  # data or an extra that are not here
         why = " ".join(str(error).split())
     return SuiteFacts(
@@ -92,7 +92,8 @@ def facts(declaration: Declaration) -> SuiteFacts:
         unplanned=why,
         source=library().source,
         checkpoints=stored_weights(suite.zoo) if suite.zoo else {},
-        reported=reported,
+        reported=frozenset((row.defense, row.attack, row.metric, row.value, row.source) for row in suite.reported),
+        figures=figures,
     )
 
 

@@ -12,8 +12,9 @@ Guarantee:
     Caveat: it holds for each row. Among many rows, a twentieth may be shown a bound that is too high.
 """
 
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from ..records.details import ProvedDetail
@@ -78,8 +79,8 @@ class AttackBound:
 
     @property
     def delta(self) -> float | None:
-        """Delta of the bound, the largest of its seeds; None if no record names it."""
-        return max((delta for detail in self.details if (delta := _delta(detail)) is not None), default=None)
+        """Delta of the bound, the smallest of its seeds, at which all of them hold; None if no record names it."""
+        return min((delta for detail in self.details if (delta := _delta(detail)) is not None), default=None)
 
     @property
     def _measured(self) -> list[Record]:
@@ -123,7 +124,10 @@ def attack_bounds(row: Row) -> Iterator[AttackBound]:
     """
     for cell, metric in product(row.cells if row.control != "negative" else (), PROVED):
         if any(metric in record.metrics for record in cell.records.values()):
-            yield AttackBound(cell=cell, metric=metric, estimate=over_seeds(metric, cell))
+            bound = AttackBound(cell=cell, metric=metric, estimate=over_seeds(metric, cell))
+            if len({detail.relation for detail in bound.details}) > 1:
+                bound = replace(bound, estimate=replace(bound.estimate, value=None, seeds=(), reason=_RELATIONS))
+            yield bound
 
 
 def proved_bounds(row: Row) -> list[ProvedBound]:
@@ -176,6 +180,18 @@ _NO_VERDICT = (
     "bounds of several attacks at a confidence of 0.95 each do not hold at once, and this one has no value at the "
     "confidence of a verdict and the same delta"
 )
+
+
+_RELATIONS = "bounds of its seeds are for different relations of neighbours, so the least of them is for none"
+
+
+def bound_words(value: float) -> str:
+    """Formats a lower bound, rounded down: it must not be shown as more than it is.
+
+    Args:
+        value: nats.
+    """
+    return f"{math.floor(value * 100 + 1e-9) / 100:.2f}"
 
 
 def _place(bound: ProvedBound) -> tuple[bool, float, float]:

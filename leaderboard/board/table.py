@@ -9,6 +9,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable
@@ -257,8 +258,12 @@ def _flat(row: Row) -> dict[str, Any]:
     return line
 
 
+# Exports shorten a path to its last name, which may be a formula too.
+_FORMULA = re.compile(r"[=+\-@\t\r]|(?:/|~|file:|[A-Za-z]:[\\/]).*[\\/][=+\-@]")
+
+
 def _no_formula(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def _by_field(row: Row) -> dict[str, Estimate]:

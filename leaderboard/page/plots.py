@@ -31,6 +31,8 @@ SHAPES = {
 DASHES = ([1, 0], [10, 3], [5, 2], [12, 3, 3, 3])
 """Patterns of lines, by the number of their marker."""
 
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
 COLOURS = 7
 """Number of distinct colours in the style sheet, `--c0` to `--c6`; every series has a marker too."""
 
@@ -144,7 +146,17 @@ def breakable(name: str) -> Markup:
 
 def picture(specification: Mapping[str, Any]) -> Markup:
     """Draws a plot as an <svg> element without identifiers, with the title of each mark as its tooltip."""
-    return _drawn(json.dumps(specification))
+    # A character that XML forbids, as in a name by a stranger, would end the whole process.
+    return _drawn(json.dumps(_xml(specification)))
+
+
+def _xml(value: Any) -> Any:
+    """Replaces the characters in the strings of a JSON value that XML forbids."""
+    if isinstance(value, str):
+        return _NOT_XML.sub("\ufffd", value)
+    if isinstance(value, Mapping):
+        return {_xml(key): _xml(item) for key, item in value.items()}
+    return [_xml(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..board.aggregate import BoardCell
-from ..board.proved_bound import PROVED, attack_bounds
+from ..board.proved_bound import PROVED, attack_bounds, bound_words
 from ..board.rows import Row
 from .figures import Figure
 from .lanes import Lane, lanes
@@ -43,7 +43,7 @@ def proved_figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]
         if relation:
             claim_words += f" for {relation.replace('_', ' ')}"
         count = _count(cell, metric)
-        title = f"{row.label}: ε at least {bound.value:.2f} by {cell.attack}, from {PROVED[metric]} ({count})"
+        title = f"{row.label}: ε at least {bound_words(bound.value)} by {cell.attack}, from {PROVED[metric]} ({count})"
         bounds.append(
             Lane(
                 label=row.label,
@@ -58,7 +58,7 @@ def proved_figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]
         )
         numbers.append(
             (row.label, cell.attack or "", PROVED[metric], "∞" if math.isinf(claimed) else f"{claimed:.2f}", relation,
-             f"{bound.value:.2f}", count)
+             bound_words(bound.value), count)
         )  # fmt: skip
     aside = tuple(
         f"Not shown: {attack} on {count} row{'s' * (count > 1)}, {why}." for (attack, why), count in missing.items()

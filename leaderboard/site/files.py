@@ -4,13 +4,19 @@ Nothing is removed or replaced that is not on that list.
 """
 
 import json
+import os
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..records.files import read_bytes, refuse_links, write_bytes
 from ..records.validation import RecordError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such lock: concurrent builds into one folder are not prevented
+    fcntl = None
 
 LIST = "site-files.json"
 """Name of the list, at the root of the site."""
@@ -27,6 +33,13 @@ def write_site(files: Mapping[str, bytes], out: Path) -> None:
         RecordError: `out` is something else, a link is in the way, or a file that no build wrote.
         WriteError: a file cannot be written.
     """
+    _written(out)
+    refuse_links(out)
+    with _alone(out):
+        _write(files, out)
+
+
+def _write(files: Mapping[str, bytes], out: Path) -> None:
     before = _written(out)
     folders = {out / folder for name in {*files, *before} for folder in list(Path(name).parents)[:-1]}
     refuse_links(out, *folders)
@@ -46,6 +59,23 @@ def write_site(files: Mapping[str, bytes], out: Path) -> None:
             with suppress(OSError):  # as long as it holds anything
                 (out / folder).rmdir()
     _list(set(files), out)
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Waits until no other build writes into a folder: the pages and the list of two would be mixed."""
+    with suppress(OSError):  # the first file that cannot be written has the sentence
+        out.mkdir(parents=True, exist_ok=True)
+    if fcntl is None or not out.is_dir():
+        yield
+        return
+    handle = os.open(out, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def refuse_occupied(out: Path) -> None:
@@ -70,7 +100,7 @@ def _written(out: Path) -> set[str]:
         # A list from elsewhere must not lead the removal out of the folder.
         if not all(re.fullmatch(r"(?:[\w-][\w.-]*/)*[\w-][\w.-]*", name) for name in names):
             raise ValueError("a name in it leads elsewhere")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RecordError(f"{out / LIST} is no list of a site's files ({error}); delete the folder") from None
     return set(names)
 

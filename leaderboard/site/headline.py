@@ -28,7 +28,7 @@ class CellCoverage:
         cells: with numbers.
         requested: cells with a record of any status, and cells of a manifest without a record.
         attacks: names of attacks with numbers.
-        run: number of the attacks with numbers on any row of the suite and of the same submission, if any.
+        run: number of the attacks with numbers on any published row of the suite, or on one of its submission.
     """
 
     cells: int
@@ -125,7 +125,7 @@ def headline(rows: Sequence[SiteRow], access: str | None = None) -> list[Headlin
             site_row=site_row,
             row=row,
             proved=proved_bounds(row),
-            coverage=_coverage(row, len(run[row.suite, owners[i]])),
+            coverage=_coverage(row, len(run[row.suite, owners[i]] | run.get((row.suite, None), set()))),
             front=i in front,
         )
         for i, (site_row, row) in enumerate(zip(rows, numbers, strict=True))

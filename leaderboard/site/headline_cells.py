@@ -14,8 +14,8 @@ from ..board.content import (
     strongest_words,
     uneven_words,
 )
-from ..board.proved_bound import ProvedBound
-from ..board.rows import Row
+from ..board.proved_bound import ProvedBound, bound_words
+from ..board.rows import DEGRADED, Row
 from ..board.threat_models import NOT_ATTACKED
 from ..metrics import METRICS
 from ..page.figures import epsilon_words
@@ -108,16 +108,24 @@ def _proved(entry: HeadlineEntry, notes: Footnotes) -> Value:
     first, *further = entry.proved
     if first.value is None:
         return _noted("n/a", None, first.reason, notes)
-    also = [f"{_relation(bound)}: at least {bound.value:.2f}" for bound in further if bound.value is not None]
-    claim = "claim ∞" if first.claimed is None else f"claim {first.claimed:.2f}"
-    # Rounded down: a lower bound must not be shown as more than it is.
+    also = [f"{_relation(bound)}: at least {bound_words(bound.value)}" for bound in further if bound.value is not None]
+    at_delta = [] if first.delta is None else [f"at δ {first.delta:g}"]
     return Value(
-        text=f"{math.floor(first.value * 100) / 100:.2f}",
+        text=bound_words(first.value),
         ends=_relation(first),
-        bound=claim,
-        reason="; ".join([first.reason, *also]),
+        bound=_claim_beside(first, entry.row),
+        reason="; ".join([first.reason, *at_delta, *also]),
         order=first.value,
     )
+
+
+def _claim_beside(bound: ProvedBound, row: Row) -> str:
+    if bound.claimed is not None:
+        return f"claim {bound.claimed:.2f}"
+    if row.claim is None:
+        return "no claim"
+    # A finite claim may be of another relation, delta or unit, against which the bound says nothing.
+    return "claim ∞" if row.claim.epsilon is None else "no claim for it"
 
 
 def _relation(bound: ProvedBound) -> str:
@@ -129,13 +137,25 @@ def _psnr(entry: HeadlineEntry, notes: Footnotes) -> Value:
     if entry.reconstruction.value is None or entry.floor.value is None:
         return cell
     floor = METRICS["psnr_floor"].number(entry.floor.value)
+    degraded = _is_degraded(entry.row, entry.reconstruction)
     return Value(
         text=cell.text,
         ends=cell.ends,
-        bound=f"mean image {floor}",
+        bound=f"mean image {floor}" + (", attack degraded" if degraded else ""),
         note=cell.note,
         reason=cell.reason,
         order=cell.order,
+    )
+
+
+def _is_degraded(row: Row, estimate: Estimate) -> bool:
+    """Returns whether the strongest attack on images saw itself that it found no match, so that little is no merit."""
+    noiseless = estimate is row.estimates["psnr_free"]
+    return any(
+        DEGRADED in record.flags
+        for cell in row.cells
+        if (cell.attack, cell.noise == "none") == (estimate.attack, noiseless)
+        for record in cell.records.values()
     )
 
 

@@ -15,6 +15,9 @@ LONGEST = 60
 DIGITS = 16
 """Hexadecimal digits of the digest in a slug: 64 bits, so that nobody can search for a name of an equal slug."""
 
+_RESERVED = re.compile(r"con|prn|aux|nul|com\d|lpt\d")
+"""Names that Windows keeps for devices, so that no folder can have them."""
+
 
 def slug(name: str) -> str:
     """Returns a name as one part of a path; a name that has to be changed for it gets the start of its digest.
@@ -24,7 +27,7 @@ def slug(name: str) -> str:
     """
     plain = re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-")[:LONGEST]
     # A name that ends like a digest gets one too, so that nobody can take the page of another name.
-    if plain == name and not re.search(rf"-[0-9a-f]{{{DIGITS}}}$", name):
+    if plain == name and not re.search(rf"-[0-9a-f]{{{DIGITS}}}$", name) and not _RESERVED.fullmatch(name):
         return plain
     # Names may hold what UTF-8 cannot encode.
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()

@@ -46,6 +46,7 @@ class Sources:
         Raises:
             BoardError: the records do not form a board.
         """
+        # A suite may have records of submissions alone.
         published = Board.from_records(self.records, self.complete) if self.records or not self.submitted else None
         return beside(published, self.submitted) if published is None or self.submitted else published
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..board.identity import board_version, row_id
-from ..board.table import Board
+from ..board.table import Board, BoardError
 from ..exports.safe_text import portable
 from ..page.build import Surroundings, render
 from ..page.papers import PaperExplanation
@@ -54,8 +54,16 @@ def suites_of(sources: Sources, board: Board, copies: PortableCopies) -> list[Su
         sources: of all suites.
         board: of all records.
         copies: makes them portable.
+
+    Raises:
+        BoardError: two suites have the same name but for the path before it.
     """
     names = sorted({record.suite for record in sources.everything})
+    shown: dict[str, str] = {}
+    for name in names:
+        # The page of one would replace the page of the other.
+        if (same_page := shown.setdefault(portable(name), name)) != name:
+            raise BoardError(f"suites must differ without their paths, got {same_page!r} and {name!r}; rename one")
     suites = []
     for name in names:
         own = sources.of_suite(name)

@@ -27,7 +27,8 @@ class SuiteFacts:
         unplanned: why `cells` is None.
         source: digest of this code.
         checkpoints: of its zoo; empty for a suite that trains.
-        reported: papers' figures, (metric, value, source) each, by the id of a cell.
+        reported: papers' figures that the suite states: (defense, attack or None, metric, value, source).
+        figures: those of each cell, (metric, value, source), by its id; empty if cells cannot be planned.
     """
 
     name: str
@@ -37,11 +38,15 @@ class SuiteFacts:
     unplanned: str = ""
     source: str
     checkpoints: Zoo = field(default_factory=dict)
-    reported: Mapping[str, frozenset[tuple[str, float, str]]] = field(default_factory=dict)
+    reported: frozenset[tuple[str, str | None, str, float, str]] = frozenset()
+    figures: Mapping[str, frozenset[tuple[str, float, str]]] = field(default_factory=dict)
 
     def papers_say(self, record: Record) -> bool:
-        """True if the papers' figures of a record are the suite's, those of its own cell if it is the suite's."""
-        figures = self.reported.get(record.id, frozenset().union(*self.reported.values()))
+        """True if the papers' figures of a record are those of its cell; a cell that is not the suite's has none."""
+        names = record.defense.name, record.attack and record.attack.name
+        # Without a plan, as where the data are not here, the suite's table tells methods apart and no budgets.
+        named = frozenset(tuple(figure) for defense, attack, *figure in self.reported if (defense, attack) == names)
+        figures = self.figures.get(record.id, frozenset()) if self.figures else named
         return all((figure.metric, figure.value, figure.source) in figures for figure in record.reported)
 
 

@@ -281,14 +281,15 @@ def _suite(
     if old := [record.id for record in records if record.provenance.source != facts.source]:
         problem = f"{len(old)} of {len(records)} records were computed by another code than this one"
         yield _fault(folder, "provenance.source", problem, "flagged")
+    if invented := [record.id for record in records if not facts.papers_say(record)]:
+        # A board would show it as a paper's, beside the submitter's own number.
+        yield _fault(folder, "reported", f"a paper's figure must be one that the suite states: {listed(invented)}")
     named = {f"{folder}/{record.id}.json": record for record in records}
     yield from checkpoint_faults(named, {facts.digest: facts.checkpoints})
     if facts.cells is None:
         problem = f"the suite's cells cannot be planned here, so removed cells would not be seen: {facts.unplanned}"
         yield _fault(folder, "", printable(problem), "flagged")
         return
-    if invented := [record.id for record in records if not facts.papers_say(record)]:
-        yield _fault(folder, "reported", f"figures of papers must be those of the suite: {listed(invented)}")
     requested = {cell.id: cell for manifest in manifests for cell in manifest.cells}
     for problem in cell_problems(declaration, requested.values(), facts.cells):
         yield _fault(folder, "", problem)

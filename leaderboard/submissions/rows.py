@@ -108,7 +108,8 @@ def beside(published: Board | None, named: Mapping[str, NamedRecords]) -> Board:
     """Returns a board with the rows of submissions, each of which is compared and ranked within its own submission.
 
     Seeds of a submission are its own, and so may be its attacks: in a comparison with others, either would take the
-    ranks of all rows of the suite, and anybody could do that by a submission.
+    ranks of all rows of the suite, and anybody could do that by a submission. Its controls judge its own rows alone
+    (`CONTROL_FAILED`): they neither vouch for a published board nor raise its alarm.
 
     Args:
         published: board of published records; None without any.

@@ -203,6 +203,12 @@ def test_a_forged_figure_that_was_sealed_again_contradicts_its_scores(check, sub
     assert any("accuracy" in text and text.startswith("refused") for text in only(check(), submission))
 
 
+def test_a_paper_s_figure_that_the_suite_does_not_state_is_refused(check, submission):
+    figure = Reported(metric="accuracy", value=0.5, source="Somebody 2024, Table 1")
+    resealed(submission, lambda r: dataclasses.replace(r, reported=(figure,)) if r.kind == "utility" else None)
+    assert any("reported: a paper's figure must be" in t and t.startswith("refused") for t in only(check(), submission))
+
+
 def test_a_record_that_was_edited_or_is_of_a_future_schema_is_refused(check, submission):
     first, second = sorted((submission / "records").glob("*.json"))[:2]
     replaced(first, '"seconds": ', '"seconds": 1')
@@ -481,7 +487,7 @@ def test_a_control_that_fails_is_flagged_and_its_rows_have_no_rank(check, tree, 
 def test_a_figure_that_no_paper_of_the_suite_has_is_refused(check, submission):
     figure = Reported(metric="accuracy", value=0.2, source="a famous paper, Table 1")
     resealed(submission, lambda record: dataclasses.replace(record, reported=(figure,)))
-    assert any("figures of papers must be those of the suite" in text for text in only(check(), submission))
+    assert any("a paper's figure must be one that the suite states" in text for text in only(check(), submission))
 
 
 def test_a_number_that_contradicts_the_records_beside_it_is_refused(tree, submission):

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from leakbench.leaderboard.board.proved_bound import proved_bound, proved_bounds
+from leakbench.leaderboard.board.proved_bound import bound_words, proved_bound, proved_bounds
 from leakbench.leaderboard.board.rows import rows_from
 from leakbench.leaderboard.board.table import Board
 from leakbench.leaderboard.exports.tidy import tables
@@ -115,3 +115,14 @@ def test_exports_have_the_bound_with_its_relation_and_null_with_a_reason():
     lines = {line["defense"]: line for line in tables(board)["record"] if line["metric"] == "epsilon_lower"}
     assert (lines["dp_sgd"]["value"], lines["dp_sgd"]["bound_relation"]) == (1.5, "replace_one")
     assert lines["dp_sgd"]["largest_under_claim"] == 6.0 and lines["dpdr"]["value"] is None
+
+
+def test_seeds_of_several_deltas_hold_at_the_smallest_and_of_several_relations_for_none():
+    # Not (epsilon, delta)-private implies the same for any smaller delta, and for no larger one.
+    assert of(proof(2.0, 0), proof(1.5, 1, detail={"delta": 1e-3})).delta == 1e-5
+    mixed = of(proof(2.0, 0), proof(1.5, 1, detail={"relation": "add_remove"}))
+    assert mixed.value is None and "different relations" in mixed.reason
+
+
+def test_a_bound_is_never_rounded_up():
+    assert [bound_words(value) for value in (0.999, 1.15, 2.0)] == ["0.99", "1.15", "2.00"]

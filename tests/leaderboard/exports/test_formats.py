@@ -65,6 +65,14 @@ def test_csv_keeps_its_columns_ends_with_the_new_ones_and_holds_no_formula():
     assert f"'{HOSTILE[1]}" in {row["defense"] for row in rows}
 
 
+def test_what_is_left_of_a_path_is_no_formula():
+    paths = ["/x/=1+1", "C:/x/@SUM(1)", "file:///x/+9", "~/x/-9", "C:\\x\\=1"]
+    hostile = Board.from_records([record(defense=path, suite="plain") for path in paths])
+    text = printable(FORMATS["csv"](hostile, PUBLICATION), "csv")
+    names = {row["defense"] for row in csv.DictReader(io.StringIO(text))}
+    assert names == {"'=1+1", "'@SUM(1)", "'+9", "'-9", "'=1"}
+
+
 def _is_number(cell):
     try:
         return cell == "" or math.isfinite(float(cell))

@@ -99,6 +99,11 @@ def test_words_in_a_plot_are_escaped_and_are_tooltips_without_a_script():
     assert " id=" not in svg and "http" not in svg
 
 
+def test_characters_that_xml_forbids_are_replaced_and_do_not_end_the_process():
+    svg = picture(specified(Point(x=0.5, y=0.5, series="a\x00b", label="c\x1bd", title="e\ufffff\ud800")))
+    assert "c\ufffdd" in svg and "e\ufffdf\ufffd" in svg
+
+
 def test_digits_of_words_are_not_rounded():
     label = 'a class="b" d="0.12345678"'
     svg = picture(specified(Point(x=0.5, y=0.5, series="a", label=label, title="lr 0.12345678")))

@@ -3,20 +3,30 @@
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import PurePosixPath
+from threading import Thread
 
 import pyarrow.parquet
 import pytest
 
-from leakbench.leaderboard.board.table import Board
+from leakbench.leaderboard.board.table import Board, BoardError
 from leakbench.leaderboard.exports.tidy import tables
 from leakbench.leaderboard.records.fields import Reported
+from leakbench.leaderboard.records.folder import arrays_key
 from leakbench.leaderboard.records.record import MethodUsed, RecordError, write
-from leakbench.leaderboard.site import links
+from leakbench.leaderboard.site import files, links
 from leakbench.leaderboard.site.build import build_site
 from leakbench.leaderboard.site.files import LIST
-from leakbench.leaderboard.site.sources import read_sources
+from leakbench.leaderboard.site.portable_board import PortableCopies
+from leakbench.leaderboard.site.site import SubmissionOnSite
+from leakbench.leaderboard.site.sources import Sources, read_sources
+from leakbench.leaderboard.site.submissions import SubmissionsRead
+from leakbench.leaderboard.site.suites import suites_of
+from leakbench.leaderboard.submissions.rows import NamedRecords
+from leakbench.leaderboard.submissions.tiers import tier_of
 
+from ..submissions.declarations import declaration
 from .conftest import GUIDE, PUBLICATION, content, pages
 
 
@@ -80,6 +90,38 @@ def test_a_rebuild_removes_stale_pages_and_nothing_else(site, some, tmp_path):
     assert (out / "CNAME").is_file() and (out / "rows/mine").is_dir()
     listed = set(json.loads((out / LIST).read_text())["files"])
     assert listed == set(content(out)) - {LIST, "CNAME"}
+
+
+def test_a_suite_may_have_records_of_submissions_alone(record, tmp_path):
+    published, foreign = record(), record(suite="other", defense="eve/x")
+    sources = Sources(
+        records=(published,),
+        folders={arrays_key(one): tmp_path / "records" for one in (published, foreign)},
+        manifests=(),
+        outputs=(),
+        submitted={"eve/1": NamedRecords((foreign,), ())},
+    )
+    suites = suites_of(sources, sources.board, PortableCopies())
+    assert {suite.name: [row.defense.name for row in suite.board.rows] for suite in suites} == {
+        "quick": ["dp_sgd"],
+        "other": ["eve/x"],
+    }
+
+
+def test_rows_of_two_submissions_with_a_record_of_one_id_have_their_own_submission(record):
+    # Cells at a suite's own seeds have the same id in every submission.
+    first, second = (
+        replace(record(), defense=MethodUsed(name=f"{who}/dp_sgd", settings={})) for who in ("anna", "bob")
+    )
+    owners = {
+        (one.defense.name, one.id): SubmissionOnSite(
+            handle=who, digest="d", declaration=declaration(handle=who), tier=tier_of(())
+        )
+        for who, one in (("anna", first), ("bob", second))
+    }
+    read = SubmissionsRead((), {}, {}, {}, owners)
+    rows = [row for one in (first, second) for row in Board.from_records([one]).rows]
+    assert first.id == second.id and [read.owner(row) for row in rows] == list(owners.values())
 
 
 def test_equal_files_are_not_written_again(site, some):
@@ -175,6 +217,13 @@ HOSTILE = (
 def test_a_name_cannot_take_the_page_of_another():
     names = ["DP-SGD", links.slug("DP-SGD"), "dp-sgd", "y" * 70, links.slug("y" * 70), *HOSTILE]
     assert len(set(map(links.slug, names))) == len(set(names))
+    # Windows keeps these names for devices.
+    assert not {links.slug(name) for name in ("con", "CON", "nul", "com1", "lpt9")} & {"con", "nul", "com1", "lpt9"}
+
+
+def test_suites_whose_pages_would_be_one_are_refused(site, record):
+    with pytest.raises(BoardError, match="suites must differ without their paths"):
+        site([record(), record(suite="/home/somebody/quick")])
 
 
 def test_names_of_strangers_are_escaped_and_stay_inside(site, some, record, tmp_path):
@@ -214,7 +263,7 @@ def test_no_page_has_a_path_of_the_machine(site, some, record, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "where", ["a file", "other files", "a page in the way", "a link", "a list that leads elsewhere"]
+    "where", ["a file", "other files", "a page in the way", "a link", "a list that leads elsewhere", "a deep list"]
 )
 def test_a_folder_that_is_no_site_is_refused(site, some, tmp_path, where):
     out, other = tmp_path / "site", tmp_path / "other"
@@ -235,10 +284,28 @@ def test_a_folder_that_is_no_site_is_refused(site, some, tmp_path, where):
             kept = [name for name in listed if row.name not in name]
             (out / LIST).write_text(json.dumps({"files": kept}))
         else:
-            (out / LIST).write_text(json.dumps({"files": ["../other/kept.txt"]}))
+            (out / LIST).write_text("[" * 100_000 if where == "a deep list" else '{"files": ["../other/kept.txt"]}')
     with pytest.raises(RecordError, match=r"out must be|out must hold|symbolic link|no list of a site's files"):
         site(some())
     assert (other / "kept.txt").read_text() == "kept" and not (other / LIST).exists()
+
+
+@pytest.mark.skipif(files.fcntl is None, reason="no locks here")
+def test_builds_into_one_folder_take_turns(tmp_path, monkeypatch):
+    out, whole, others = tmp_path / "site", files.write_bytes, []
+    first, second = ({f"rows/{name}/index.html": b"", "index.html": name.encode()} for name in "ab")
+
+    def interrupted(path, content):
+        if not others:
+            others.append(Thread(target=files.write_site, args=(second, out)))
+            others[0].start()
+            others[0].join(0.5)
+        return whole(path, content)
+
+    monkeypatch.setattr(files, "write_bytes", interrupted)
+    files.write_site(first, out)
+    others[0].join()
+    assert {name: text for name, text in content(out).items() if name != LIST} == second
 
 
 def test_without_records_nothing_is_written(tmp_path):

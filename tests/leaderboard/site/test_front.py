@@ -140,3 +140,20 @@ def test_without_a_row_the_page_says_so():
 
 def test_equal_sites_have_equal_pages():
     assert front_page(front_site(*records())) == front_page(front_site(*reversed(records())))
+
+
+def test_a_degraded_attack_is_said_to_be_so_beside_the_images_it_found():
+    noiseless = {"noise_multiplier": 0.0, "claim": claim(None)}
+    for flags in (("degraded",), ()):
+        weak = record("reconstruction", attack="dlg", flags=flags, **noiseless)
+        text = front_page(front_site(weak, record("utility", **noiseless)))
+        assert (">mean image 11.0, attack degraded<" in text) == bool(flags) and "mean image 11.0" in text
+
+
+def test_a_bound_of_another_relation_than_a_finite_claim_stands_beside_no_infinite_claim():
+    bound = metric(2.0, n=100, detail={"relation": "add_remove", "delta": 1e-5})
+    for finite, words in ((claim(3.0, relation="replace_one"), "no claim for it"), (claim(None), "claim ∞")):
+        text = front_page(
+            front_site(record("canaries", attack="dirac", metrics={"canary_epsilon": bound}, claim=finite))
+        )
+        assert [w for w in ("no claim for it", "claim ∞") if w in text] == [words]

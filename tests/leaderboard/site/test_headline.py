@@ -1,11 +1,16 @@
 """Headline board: Pareto front by means, controls apart, coverage by counting, threat models by the board's code."""
 
+from dataclasses import replace
+
 import numpy as np
 
+from leakbench.leaderboard.board.table import Board
+from leakbench.leaderboard.records.record import MethodUsed
 from leakbench.leaderboard.site.headline import headline, pareto_front, under_each
+from leakbench.leaderboard.submissions.rows import NamedRecords
 
-from ..conftest import claim, metric, record
-from .front_sites import front_site
+from ..conftest import asked_for, claim, complete, metric, record
+from .front_sites import beside_site, front_site
 
 
 def trained(defense, accuracy, auc, **fields):
@@ -93,3 +98,36 @@ def test_of_a_defense_without_noise_the_release_is_the_one_without_noise():
     (entry,) = section.groups[0].entries
     assert entry.reconstruction.value == 20.0 and entry.floor.value == 11.0
     assert entry.strongest_page == "attacks/dlg/index.html"
+
+
+def test_a_submission_changes_no_front_rank_or_coverage_of_published_rows():
+    def attacked(defense, accuracy, auc, attacks, **fields):
+        first, membership = trained(defense, accuracy, auc, **fields)
+        return [first, *(replace(membership, id=f"{membership.id[:-1]}{i}", attack=MethodUsed(name=name),
+                                 requires={"access": access, "knows": [], "controls": []})
+                         for i, (name, access) in enumerate(attacks.items()))]  # fmt: skip
+
+    attacks = {"loss": "BLACK_BOX", "lira": "ALL_STEPS"}
+    published = [r for name, a, u in (("a", 0.8, 0.6), ("b", 0.82, 0.65)) for r in attacked(name, a, u, attacks)]
+    foreign = attacked("eve/x", 0.9, 0.5, {"loss": "BLACK_BOX", "own": "BLACK_BOX"}, seed=77)
+    foreign += attacked("eve/weak", 0.7, 0.7, {"loss": "BLACK_BOX", "own": "BLACK_BOX"}, seed=77)
+    board = Board.from_records(published, complete(*published))
+    site = beside_site(board, NamedRecords(tuple(foreign), (asked_for(*foreign),)))
+    for access in (None, "BLACK_BOX"):
+        alone, together = (
+            {
+                entry.row.defense.name: (
+                    entry.front,
+                    entry.row.rank,
+                    entry.row.ranked_of,
+                    entry.row.lacks,
+                    entry.coverage,
+                )
+                for section in headline(rows, access)
+                for group in section.groups
+                for entry in group.entries
+            }
+            for rows in (front_site(*published).rows, site.rows)
+        )
+        assert {name: together[name] for name in alone} == alone
+        assert together["eve/x"][:3] == (True, 1, 2) and together["eve/weak"][:3] == (False, 2, 2)
