@@ -1,4 +1,4 @@
-"""R-GAP on updates in float32 that rounding took digits from: of saturated units, and of a model certain of a label."""
+"""Closed forms, above all R-GAP, on updates in float32 that lost digits: saturated units, or a model certain of a label."""
 
 from dataclasses import replace
 
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbench import audit
+from leakbench.attacks.bias_division import bias_division
 from leakbench.attacks.core import InconsistentObservation, NotApplicable, Observation, granted
 from leakbench.attacks.core.closed_form.recursion.invert import inverted_inputs, layers_of
 from leakbench.attacks.core.closed_form.recursion.observed_gradients import observed_gradients
@@ -87,8 +88,16 @@ def test_saturated_units_are_left_out_where_their_arguments_are_rounded_away():
 
 def test_a_model_that_is_certain_of_the_label_is_refused_as_such():
     observation, _ = update(network(1, nn.ReLU, 12.0, classes=2), 1)
-    with pytest.raises(NotApplicable, match="the model is (so )?certain of the label"):
+    with pytest.raises(NotApplicable, match="the model is certain of the label"):
         r_gap(observation)
+
+
+def test_a_gradient_that_underflows_divides_to_no_input():
+    for seed in (1, 3, 5, 7):
+        observation, _ = update(network(seed, nn.ReLU, 1.0, classes=10), seed)
+        tiny = replace(observation, released=observation.released * 1e-41)
+        with pytest.raises(NotApplicable, match="must be above"):
+            bias_division(tiny)
 
 
 def test_a_changed_update_of_saturated_units_is_still_told_from_rounding():
