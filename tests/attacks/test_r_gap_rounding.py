@@ -1,4 +1,4 @@
-"""Closed forms, above all R-GAP, on updates in float32 that lost digits: saturated units, or a model certain of a label."""
+"""Closed forms, above all R-GAP, on updates in float32 that lost digits: saturated units, or a certain label."""
 
 from dataclasses import replace
 
