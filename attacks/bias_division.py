@@ -18,6 +18,7 @@ noise of a known scale the same is done up to its expected residual, and the exp
 Caveat: the label of an input is found by trying every class, at the cost of a per-example gradient for each.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -109,8 +110,8 @@ def bias_division(
         for a row of several examples to be noticed.
 
     Raises:
-        NotApplicable: the first layer is not linear, has no bias, or has a zero upstream gradient; or the release does
-            not show its gradient.
+        NotApplicable: the first layer is not linear, has no bias, or has an upstream gradient of or near zero; or the
+            release does not show its gradient.
         RankDeficient: a basis has fewer coefficients than the layer has inputs and outputs.
         InconsistentObservation: without noise, no single input gives this update.
         ValueError: a setting out of range.
@@ -209,6 +210,7 @@ def _from_entries(layer: _Layer, estimator: str, dtype: torch.dtype) -> _SoleInp
     right, known = completed(layer.values, layer.observed)
     noisy = bool((layer.std[layer.observed] > 0).any())
     if not noisy:
+        _refuse_underflow(layer, dtype)
         _refuse_other_rank(layer, right, known, dtype)
         return _SoleInput(right=right[:-1], known=known[:-1], errors=None, shows=True)
     std, entries = _with_rounding(layer.std, layer.values, dtype), layer.observed & known
@@ -226,6 +228,16 @@ def _from_entries(layer: _Layer, estimator: str, dtype: torch.dtype) -> _SoleInp
 def _with_rounding(std: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
     """Raises the noise to at least rounding; entries without noise next to noisy entries get a millionth of it."""
     return std.clamp(min=max(1e-6 * float(std.max()), 16 * torch.finfo(dtype).eps * float(values.abs().max())))
+
+
+def _refuse_underflow(layer: _Layer, dtype: torch.dtype) -> None:
+    """Refuses a gradient so small that its squares are 0 and its entries have lost digits."""
+    largest, least = float(layer.values.abs().max()), math.sqrt(torch.finfo(dtype).tiny)
+    if largest < least:
+        raise NotApplicable(
+            f"the first layer's gradient must be above {least:.1g}, where its squares are no numbers of the update's "
+            f"format, got {largest:.2g}: the model is certain of the label"
+        )
 
 
 def _refuse_other_rank(layer: _Layer, right: Tensor, known: Tensor, dtype: torch.dtype) -> None:

@@ -17,6 +17,7 @@ A clip factor that the logit equation leaves open is chosen so that the equation
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -80,9 +81,10 @@ def r_gap(
         first alternative the input whose gradient was not clipped.
 
     Raises:
-        NotApplicable: a layer, loss, batch or release that the attack does not invert.
+        NotApplicable: a layer, loss, batch or release that the attack does not invert, or one whose digits are lost to
+            rounding: by a model certain of the label, or by saturated units.
         RankDeficient: the equations of a layer leave its input open.
-        InconsistentObservation: no example gives this update.
+        InconsistentObservation: no example gives this update, up to rounding.
     """
     for name, value, known in (
         ("solver", solver, get_args(Solver)),
@@ -97,7 +99,8 @@ def r_gap(
     structure = granted(target.structure)()
     network = structure.known_network()
     sums = target.released.double() * target.expected_batch
-    explanations = _explanations(
+    explained = partial(
+        _explanations,
         network,
         observed_gradients(structure, sums, noise.double(), layers_of(network)),
         solver=next(choice for choice in get_args(Solver) if choice == solver),
@@ -106,6 +109,11 @@ def r_gap(
         allow_min_norm=allow_min_norm,
         box=(target.input_low, target.input_high),
     )
+    try:
+        explanations = explained()
+    except InconsistentObservation:
+        # Equations that rounding may hide are left out only if they disagree: under a mask, each may be needed.
+        explanations = explained(rounding=torch.finfo(target.released.dtype).eps)
     if not all(bool(explanation.x.isfinite().all()) for explanation in explanations):
         raise InconsistentObservation("the input must be finite, and the equations give none that is")
     inputs = (

@@ -36,10 +36,9 @@ def spear(target: Observation, generator: torch.Generator, *, draws: int = 2**20
     Raises:
         ValueError: draws is not positive.
         NotApplicable: no linear layer with bias and ReLU comes first, too small a part of its gradient is shown, or the
-            batch is not smaller than the layer.
+            batch is not smaller than the layer, or nothing in the gradient stands out of noise.
         RankDeficient: without noise, fewer directions with zeros were found than the gradient has: nearly all neurons
             are on for the whole batch, or the draws were not enough.
-        InconsistentObservation: nothing in the gradient stands out of noise.
     """
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")

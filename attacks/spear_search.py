@@ -36,7 +36,6 @@ def spear_search(
         ValueError: a setting is not positive.
         NotApplicable: as `spear`.
         RankDeficient: as `spear`.
-        InconsistentObservation: as `spear`.
     """
     for name, value in (("starts", starts), ("iterations", iterations), ("together", together)):
         if value < 1:

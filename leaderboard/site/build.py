@@ -18,10 +18,11 @@ from ..records.folder import ScoreCheck
 from ..submissions.check import Rules
 from ..submissions.tiers import tier_of
 from . import links
+from .attacks import attack_page, by_attack
 from .cite import bibtex
+from .defenses import by_defense, defense_page
 from .files import refuse_occupied, write_site
 from .front import front_page
-from .methods import attack_page, by_attack, by_defense, defense_page
 from .portable_board import PortableCopies
 from .row import JSON, row_page
 from .site import Guide, Site, SiteRow

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..board.identity import board_version, row_id
@@ -23,6 +23,9 @@ MOST_ROWS, MOST_RECORDS = 100, 1500
 """Size of a suite above which its page is the table alone: plots take ten milliseconds a record, and a page of many
 megabytes."""
 
+MOST_DRAWN = 3000
+"""Records of all suites with plots, the smallest suites first; further suites have their tables alone."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteOnSite:
@@ -36,6 +39,7 @@ class SuiteOnSite:
         sources: its records and their folders.
         copies: that made the board.
         explanations: of differences from papers' figures, of all suites.
+        drawn: whether its page has plots, pictures and the matrix of attacks.
     """
 
     name: str
@@ -45,6 +49,7 @@ class SuiteOnSite:
     sources: Sources
     copies: PortableCopies
     explanations: tuple[PaperExplanation, ...]
+    drawn: bool = True
 
 
 def suites_of(sources: Sources, board: Board, copies: PortableCopies) -> list[SuiteOnSite]:
@@ -79,7 +84,19 @@ def suites_of(sources: Sources, board: Board, copies: PortableCopies) -> list[Su
                 explanations=sources.explanations(),
             )
         )
-    return suites
+    drawn = _drawn(suites)
+    return [replace(suite, drawn=suite.name in drawn) for suite in suites]
+
+
+def _drawn(suites: Sequence[SuiteOnSite]) -> set[str]:
+    """Returns the names of the suites that get plots."""
+    drawn, remaining = set(), MOST_DRAWN
+    for suite in sorted(suites, key=lambda suite: (len(suite.sources.everything), suite.name)):
+        records = len(suite.sources.everything)
+        if len(suite.board.rows) <= MOST_ROWS and records <= min(MOST_RECORDS, remaining):
+            drawn.add(suite.name)
+            remaining -= records
+    return drawn
 
 
 def suite_files(suite: SuiteOnSite, trees: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
@@ -126,14 +143,18 @@ def json_bytes(content: Any) -> bytes:
 
 
 def _brief(suite: SuiteOnSite) -> str:
-    """Sentence on the parts that the page of a very large suite leaves out; empty for others."""
-    rows, records = len(suite.board.rows), len(suite.sources.everything)
-    if rows <= MOST_ROWS and records <= MOST_RECORDS:
+    """Sentence on the parts that the page of a suite leaves out, or of one of many; empty for others."""
+    if suite.drawn:
         return ""
+    rows, records = len(suite.board.rows), len(suite.sources.everything)
+    large = rows > MOST_ROWS or records > MOST_RECORDS
+    reason = (
+        f"This suite has {rows} rows of {records} records, so its" if large
+        else f"All suites of this site have more than {MOST_DRAWN} records, and this is none of the smallest, so its"
+    )  # fmt: skip
     return (
-        f"This suite has {rows} rows of {records} records, so its plots, pictures and the matrix of its attacks are "
-        "left out: the page of each row has every number of its attacks, and leakbench leaderboard page makes the "
-        "whole page of a run from its records."
+        f"{reason} plots, pictures and the matrix of its attacks are left out: the page of each row has every number "
+        "of its attacks, and leakbench leaderboard page makes the whole page of a run from its records."
     )
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..targets.observation import Observation
 from ..targets.results import Reconstruction
-from ..threat_model.attack_errors import InconsistentObservation, NotApplicable, RankDeficient
+from ..threat_model.attack_errors import NotApplicable, RankDeficient
 from ..threat_model.requires import granted
 from .input_layer import InputLayer, assembled, images_of, relu_layer, undone
 from .least_squares import least_squares
@@ -105,9 +105,9 @@ def recovered_batch(
         mixtures, such as of two examples with the same active neurons.
 
     Raises:
-        NotApplicable: no such layer, too little of its gradient, or patches that do not overlap.
+        NotApplicable: no such layer, too little of its gradient, patches that do not overlap or were not all found, or
+            a gradient that is noise, 0, or of a batch that is not smaller than the layer.
         RankDeficient: without noise, fewer directions were found than the gradient has.
-        InconsistentObservation: the gradient is noise.
     """
     layer = relu_layer(granted(target.structure)(), target.released, target.expected_batch)
     eps = torch.finfo(target.released.dtype).eps
@@ -294,7 +294,7 @@ def _inputs(target: Observation, known: _KnownPart, factors: Unmixed, eps: float
         tolerance = max(1e-6, 100 * eps, 10 * error) * (target.input_high - target.input_low)
         images = assembled(layer, full, tolerance)
         if not len(images):
-            raise InconsistentObservation(
+            raise NotApplicable(
                 f"patches of {layer.name} must fit together to images of {layer.positions}, "
                 f"and the {len(full)} that were found do not"
             )
@@ -344,7 +344,7 @@ def _covered(layer: InputLayer) -> bool:
 def _all_certified(target: Observation, known: _KnownPart, factors: Unmixed, eps: float) -> bool:
     try:
         inputs, columns, rows = _inputs(target, known, factors, eps)
-    except InconsistentObservation:
+    except NotApplicable:
         return False
     whole = len(inputs) * known.layer.positions == len(factors.rows)
     return whole and bool(_verdicts(target, known, inputs, columns, rows, eps)[0].all())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..threat_model.attack_errors import InconsistentObservation, NotApplicable
+from ..threat_model.attack_errors import NotApplicable
 
 HELD_OUT = 0.05
 """Fraction of known entries that a completion is tested on."""
@@ -65,11 +65,11 @@ def factorised(matrix: Tensor, eps: float) -> LowRank:
         eps: relative rounding of its entries, that of the dtype in which it was released.
 
     Raises:
-        InconsistentObservation: no direction stands above.
+        NotApplicable: no direction stands above.
     """
     left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
     if not values[:1].any():
-        raise InconsistentObservation("the gradient of the layer must not be zero everywhere: no neuron was active")
+        raise NotApplicable("the gradient of the layer must not be zero everywhere: no neuron was active")
     floor = rounding_floor(matrix.shape, eps) * values[0]
     rank = int((values > floor).sum())
     exact = rank < len(values)
@@ -79,7 +79,7 @@ def factorised(matrix: Tensor, eps: float) -> LowRank:
     else:
         rank, scale = _above_noise(values, matrix.shape)
     if rank == 0:
-        raise InconsistentObservation(
+        raise NotApplicable(
             f"the gradient of the layer must be of lower rank than {len(values)}, got no direction that stands out: "
             "it is noise, or of a batch larger than the layer"
         )

@@ -1,6 +1,6 @@
 """Ten thousand records from a real run, for measurements of the time and memory of a check.
 
-    python tests/leaderboard/checks/synthetic.py RESULTS OUT --records 10000
+    python tests/leaderboard/checks/synthetic.py RESULTS OUT --records 10000 --suites 20
     /usr/bin/time -v leakbench leaderboard check OUT
 
 Each copy of the run has settings, ids, arrays and seals of its own, and its own request, so that OUT has no fault. Its
@@ -34,18 +34,19 @@ def copied_arrays(content: bytes, number: int) -> bytes:
     return file.getvalue()
 
 
-def multiply(results: Path, out: Path, records: int) -> int:
-    """Writes whole copies of a run until there are so many records; returns their number."""
+def multiply(results: Path, out: Path, records: int, suites: int = 1) -> int:
+    """Writes whole copies of a run, in turn to each suite, until there are so many records; returns their number."""
     folder = read_folder(results)
     assert folder.complete.manifests is not None
     (manifest,) = folder.complete.manifests
     out.mkdir(parents=True)
     written = number = 0
     while written < records:
+        suite = "synthetic" if suites == 1 else f"synthetic_{number % suites}"
         for record in folder.records:
             identifier = copied_id(record.id, number)
             defense = replace(record.defense, settings=record.defense.settings | {"copy": number})
-            fields = {"id": identifier, "suite": "synthetic", "defense": defense}
+            fields = {"id": identifier, "suite": suite, "defense": defense}
             if record.arrays is not None:
                 content = copied_arrays((folder.path / record.arrays).read_bytes(), number)
                 (out / f"{identifier}.parquet").write_bytes(content)
@@ -60,7 +61,7 @@ def multiply(results: Path, out: Path, records: int) -> int:
             )
             for cell in manifest.cells
         )
-        request = replace(manifest, suite="synthetic", cells=cells)
+        request = replace(manifest, suite=suite, cells=cells)
         (out / request.name).write_text(json.dumps(dataclasses.asdict(request)), encoding="utf-8")
         number += 1
     return written
@@ -71,5 +72,6 @@ if __name__ == "__main__":
     parser.add_argument("results", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--records", type=int, default=10_000)
+    parser.add_argument("--suites", type=int, default=1)
     arguments = parser.parse_args()
-    print(multiply(arguments.results, arguments.out, arguments.records), "records in", arguments.out)
+    print(multiply(arguments.results, arguments.out, arguments.records, arguments.suites), "records in", arguments.out)

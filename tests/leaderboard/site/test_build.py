@@ -331,6 +331,18 @@ def test_a_very_large_suite_is_its_table_and_says_so(site, record, monkeypatch):
     assert not (out / "vega.js").exists() and not broken(out)
 
 
+def test_of_many_suites_the_smallest_have_plots_and_the_others_say_so(site, record, monkeypatch):
+    monkeypatch.setattr("leakbench.leaderboard.site.suites.MOST_DRAWN", 3)
+    records = [
+        record(suite=suite, defense_settings={"clip_norm": float(i)})
+        for suite in "abc"
+        for i in range(1 + (suite == "a"))
+    ]
+    shown = pages(site(records))
+    left_out = {suite: "more than 3 records" in shown[f"suites/{suite}/index.html"].text for suite in "abc"}
+    assert left_out == {"a": True, "b": False, "c": False}
+
+
 def test_the_page_of_a_defense_has_its_rows_of_all_suites_and_its_description(site, some):
     page = pages(site(some()))["defenses/dp_sgd/index.html"]
     assert "Clips and adds noise." in page.text and "family: bound" in page.text and "Abadi et al." in page.text

@@ -11,7 +11,7 @@ Adam, and for several classes use known labels.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ LEAST = -0.27846454276107380
 
 RANK_ONE = 1e-2
 """Relative misfit above which a gradient is not that of a single example; rounding in float32 stays below 1e-4."""
+
+LOST = 4.0
+"""Assumed error of an entry of softmax - one-hot, in machine epsilons, for logits of size 1."""
 
 POLISHED = 1e-3
 """Largest distance from 1 of a clip factor that is set to 1, if the equations then agree."""
@@ -42,6 +45,7 @@ class HeadCandidate:
         factor: clip factor of the gradient.
         root: index of the root of the scalar equation, from 0; inputs of different roots have the same gradient
             (R-GAP's twin data).
+        slope_error: relative error of `slopes` by rounding of softmax - one-hot.
     """
 
     x: Tensor
@@ -49,6 +53,7 @@ class HeadCandidate:
     label: int
     factor: float = 1.0
     root: int = 0
+    slope_error: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,19 +73,20 @@ class HeadGradient:
     bias_gradient: Tensor | None
 
 
-def margins(h: float, offset: float = 0.0) -> list[float]:
+def margins(h: float, offset: float = 0.0, rounding: float = 0.0) -> list[float]:
     """Returns roots mu of -mu / (1 + e^(mu + offset)) = h, the root of smallest absolute value first.
 
     Args:
         h: <W, dL/dW> of an example.
         offset: y b for a layer with bias b; mu is the margin less the offset.
+        rounding: absolute error of h.
 
     Raises:
         InconsistentObservation: there is no root.
     """
     turn = _turn(offset)
     least = _scalar(turn, offset)
-    if h < least - 1e-9 or not math.isfinite(h):
+    if h < least - max(1e-9, rounding) or not math.isfinite(h):
         raise InconsistentObservation(
             f"<W, dL/dW> of the last layer must be at least {least:.6f} for one example, got {h:.6g}: "
             "the update is of several examples, or not at the rate, mask or parameters that it is said to be"
@@ -117,7 +123,9 @@ def _scalar(mu: float, offset: float = 0.0) -> float:
     return -mu * _sigmoid(-mu - offset)
 
 
-def candidates(head: HeadGradient, *, loss: str, clipped: bool | None, check: bool = True) -> list[HeadCandidate]:
+def candidates(
+    head: HeadGradient, *, loss: str, clipped: bool | None, check: bool = True, rounding: float = 0.0
+) -> list[HeadCandidate]:
     """Returns explanations of the last layer's gradient by a single example.
 
     Args:
@@ -125,16 +133,24 @@ def candidates(head: HeadGradient, *, loss: str, clipped: bool | None, check: bo
         loss: `logistic` or `cross_entropy`.
         clipped: whether the gradient was clipped by an unknown factor; None if not known.
         check: whether a gradient that is not of a single example is refused.
+        rounding: machine epsilon of the gradient, which softmax - one-hot loses digits to; 0 for exact derivatives.
 
     Raises:
         InconsistentObservation: no single example explains the gradient.
-        NotApplicable: the loss is not supported, or the clip factor is not identifiable.
+        NotApplicable: the loss is not supported, the clip factor is not identifiable, or the model is so certain of the
+            label that the gradient is 0 or rounding.
     """
     if not bool(head.gradient.any()):
-        raise InconsistentObservation("the gradient of the last layer must not vanish, and it is 0 everywhere")
+        raise NotApplicable(
+            "the gradient of the last layer must not vanish, and it is 0 everywhere: the model is certain of the label"
+        )
     logits = len(head.weight)
+    if rounding and logits > 1 and _opposed_to_nothing(head):
+        raise NotApplicable(
+            "the gradient of the label's logit must be above rounding, and it is 0: the model is certain of the label"
+        )
     if loss == "logistic" and logits == 1:
-        explanations = _binary(head, clipped)
+        explanations = _binary(head, clipped, rounding)
     elif loss == "cross_entropy" and logits == 2:
         # Cross-entropy of two logits is the logistic loss of their difference.
         difference = torch.tensor([[-1.0, 1.0]], dtype=head.weight.dtype, device=head.weight.device)
@@ -144,21 +160,20 @@ def candidates(head: HeadGradient, *, loss: str, clipped: bool | None, check: bo
             gradient=head.gradient[1:],
             bias_gradient=None if head.bias_gradient is None else head.bias_gradient[1:],
         )
-        if check and _misfit(head.gradient.sum(dim=0), head.gradient) > RANK_ONE:
+        apart = _misfit(head.gradient.sum(dim=0), head.gradient) if check else 0.0
+        if apart > RANK_ONE and not rounding:
             raise _several("the gradients of the two classes do not cancel")
         explanations = [
-            HeadCandidate(
-                x=candidate.x,
-                slopes=torch.cat([-candidate.slopes, candidate.slopes]),
-                label=candidate.label,
-                factor=candidate.factor,
-                root=candidate.root,
-            )
-            for candidate in _binary(both, clipped)
+            replace(candidate, slopes=torch.cat([-candidate.slopes, candidate.slopes]))
+            for candidate in _binary(both, clipped, rounding)
         ]
+        if apart > max(RANK_ONE, *(candidate.slope_error for candidate in explanations)):
+            raise _several("the gradients of the two classes do not cancel")
     elif loss == "cross_entropy" and logits >= 3:
         explanations = [
-            _without(head, check) if (shared := head.bias_gradient) is None else _with_bias(head, shared, check)
+            _without(head, check, rounding)
+            if (shared := head.bias_gradient) is None
+            else _with_bias(head, shared, check, rounding)
         ]
     else:
         raise NotApplicable(f"the loss must be cross-entropy or that of one logit, got {loss} of {logits} logits")
@@ -174,16 +189,17 @@ def candidates(head: HeadGradient, *, loss: str, clipped: bool | None, check: bo
     return explanations
 
 
-def _binary(head: HeadGradient, clipped: bool | None) -> list[HeadCandidate]:
+def _binary(head: HeadGradient, clipped: bool | None, rounding: float) -> list[HeadCandidate]:
     """Explains a single logit by the bias's gradient; without it, by both labels and up to two roots for each."""
     gradient = head.gradient[0]
     if head.bias_gradient is not None and float(head.bias_gradient[0]) != 0:
         shared = float(head.bias_gradient[0])
         x, sign = gradient / shared, -math.copysign(1.0, shared)
         margin = sign * float(head.weight[0] @ x + head.bias[0])
-        slope = -sign * _sigmoid(-margin)
-        slopes = gradient.new_tensor([slope])
-        return [HeadCandidate(x=x, slopes=slopes, label=int(sign > 0), factor=shared / slope)]
+        slopes = gradient.new_tensor([-sign * _sigmoid(-margin)])
+        lost = _lost(gradient.new_tensor([margin]), slopes, rounding)
+        factor = _factor(shared / float(slopes[0]), lost)
+        return [HeadCandidate(x=x, slopes=slopes, label=int(sign > 0), factor=factor, slope_error=lost)]
     if clipped:
         raise NotApplicable(
             "the clip factor must be known for one logit whose bias shows nothing: it is not identifiable, because "
@@ -193,14 +209,18 @@ def _binary(head: HeadGradient, clipped: bool | None) -> list[HeadCandidate]:
     for sign in (1.0, -1.0):
         offset = sign * float(head.bias[0])
         try:
-            roots = margins(float(head.weight[0] @ gradient), offset)
+            h = float(head.weight[0] @ gradient)
+            roots = margins(h, offset, LOST * rounding * float(head.weight[0].norm() * gradient.norm()))
         except InconsistentObservation as error:
             refused = error  # a bias may rule out one label alone
             continue
         for root, margin in enumerate(roots):
             slope = -sign * _sigmoid(-margin - offset)
+            slopes = gradient.new_tensor([slope])
+            # Without a shared factor the slope follows from the rounded gradient, and only its scale is inexact.
+            lost = _lost(gradient.new_tensor([margin + offset]), slopes, rounding)
             explanations.append(
-                HeadCandidate(x=gradient / slope, slopes=gradient.new_tensor([slope]), label=int(sign > 0), root=root)
+                HeadCandidate(x=gradient / slope, slopes=slopes, label=int(sign > 0), root=root, slope_error=lost)
             )
     if refused is not None and not explanations:
         raise refused
@@ -208,24 +228,28 @@ def _binary(head: HeadGradient, clipped: bool | None) -> list[HeadCandidate]:
     return sorted(explanations, key=lambda candidate: candidate.root)
 
 
-def _with_bias(head: HeadGradient, shared: Tensor, check: bool) -> HeadCandidate:
+def _with_bias(head: HeadGradient, shared: Tensor, check: bool, rounding: float) -> HeadCandidate:
     """Explains three classes or more by the bias's gradient c k."""
     if not bool(shared.any()):
         raise _several("the gradient of its bias vanishes, and that of its weight does not")
     x = head.gradient.T @ shared / shared.square().sum()
     label = int(shared.argmin())
-    slopes = _slopes(head.weight @ x + head.bias, label)
+    logits = head.weight @ x + head.bias
+    slopes = _slopes(logits, label)
+    lost = _lost(logits, slopes, rounding)
     factor = float(shared @ slopes / slopes.square().sum())
     misfits = (
         _misfit(head.gradient - shared[:, None] * x, head.gradient),
         _misfit(shared - factor * slopes, shared),
     )
-    if check and (max(misfits) > RANK_ONE or factor <= 0):
+    if check and (misfits[0] > RANK_ONE or misfits[1] > max(RANK_ONE, lost) or factor <= 0):
         raise _several(f"relative misfit {max(misfits):.3g}")
-    return HeadCandidate(x=x, slopes=slopes, label=label, factor=factor)
+    factor = _factor(factor, lost)
+    # Gradients of other layers were computed from the rounded derivatives.
+    return HeadCandidate(x=x, slopes=shared / factor if rounding else slopes, label=label, factor=factor)
 
 
-def _without(head: HeadGradient, check: bool) -> HeadCandidate:
+def _without(head: HeadGradient, check: bool, rounding: float) -> HeadCandidate:
     """Explains three classes or more without the bias: from u s v^T, x = t v, with t from the ratios of u's entries."""
     u, s, v = torch.linalg.svd(head.gradient, full_matrices=False)
     rank_one = float(s[1:].norm() / s[0]) if len(s) > 1 else 0.0
@@ -238,7 +262,8 @@ def _without(head: HeadGradient, check: bool) -> HeadCandidate:
     others[label] = False
     wrong_sign = u.clamp(max=0)
     wrong_sign[label] = 0.0
-    misfit = max(rank_one, abs(float(u.sum())), float(wrong_sign.norm()))
+    unbalanced, misfit = abs(float(u.sum())), max(rank_one, float(wrong_sign.norm()))
+    misfit = misfit if rounding else max(misfit, unbalanced)
     if check and (int(others.sum()) < 2 or misfit > RANK_ONE):
         raise _several(f"relative misfit {misfit:.3g}")
     slope = head.weight @ v
@@ -261,10 +286,14 @@ def _without(head: HeadGradient, check: bool) -> HeadCandidate:
         exact = _polished(t, slope, head.bias, label, u * length, rounding)
         if exact is not None:
             t, factor = exact, 1.0
-    slopes = _slopes(slope * t + head.bias, label)
-    misfit = _misfit(slopes / slopes.norm() - u, u)
-    if check and misfit > RANK_ONE:
+    logits = slope * t + head.bias
+    slopes = _slopes(logits, label)
+    lost = _lost(logits, slopes, rounding)
+    misfit = max(_misfit(slopes / slopes.norm() - u, u), unbalanced if rounding else 0.0)
+    if check and misfit > max(RANK_ONE, lost):
         raise _several(f"relative misfit {misfit:.3g}")
+    factor = _factor(factor, lost)
+    slopes = u * length / (t * factor) if rounding else slopes
     return HeadCandidate(x=t * v, slopes=slopes, label=label, factor=factor)
 
 
@@ -287,6 +316,32 @@ def _slopes(logits: Tensor, label: int) -> Tensor:
     k[label] = 0.0
     k[label] = -k.sum()
     return k
+
+
+def _opposed_to_nothing(head: HeadGradient) -> bool:
+    """Returns whether the gradient of a class is 0 and those of all others have one sign, as if of no label."""
+    shared = head.gradient @ head.gradient[int(head.gradient.square().sum(dim=1).argmax())]
+    return bool((shared >= 0).all() and (shared == 0).any())
+
+
+def _lost(logits: Tensor, slopes: Tensor, rounding: float) -> float:
+    """Returns the relative error of softmax - one-hot by rounding, which the label's entry loses digits to.
+
+    Raises:
+        NotApplicable: no digit is left.
+    """
+    lost = LOST * rounding * (1 + float(logits.abs().max())) / max(float(slopes.norm()), 1e-300)
+    if lost >= 1:
+        raise NotApplicable(
+            "the gradient of the last layer must be above rounding, and the model is so certain of the label that "
+            f"derivatives of the loss of {float(slopes.norm()):.2g} have no digits"
+        )
+    return lost
+
+
+def _factor(factor: float, lost: float) -> float:
+    """Returns a clip factor, 1 if rounding accounts for the difference."""
+    return 1.0 if abs(factor - 1) <= lost else factor
 
 
 def _misfit(residual: Tensor, whole: Tensor) -> float:

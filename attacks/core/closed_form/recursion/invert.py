@@ -77,6 +77,7 @@ def inverted_inputs(
     allow_min_norm: bool = False,
     box: tuple[float, float] = (0.0, 1.0),
     tolerance: float = TOLERANCE,
+    rounding: float = 0.0,
 ) -> list[InvertedInput]:
     """Returns inputs that explain a gradient, best first.
 
@@ -90,9 +91,11 @@ def inverted_inputs(
         allow_min_norm: see `Walk`.
         box: (low, high) of inputs; explanations are ordered by how well they fit it.
         tolerance: relative residual of a layer above which no example explains a noise-free update.
+        rounding: machine epsilon of the update. Equations that it hides are left out of a noise-free update: arguments
+            of saturated units, and derivatives of the loss of a class that the model is certain of. 0 uses them all.
 
     Raises:
-        NotApplicable: the network or the release is outside of the method's scope.
+        NotApplicable: the network or the release is outside of the method's scope, or rounding hides an inconsistency.
         RankDeficient: the equations of a layer do not determine its input.
         InconsistentObservation: no example explains the gradient.
     """
@@ -103,6 +106,7 @@ def inverted_inputs(
         # Exact equations need no weights, and a prior would only bias the solution.
         solver = "ls"
     strict = not (noisy or combination or allow_min_norm)
+    rounding = rounding if strict else 0.0
     shown, uncertain = _head_gradient(
         network,
         head,
@@ -111,7 +115,7 @@ def inverted_inputs(
         allow_min_norm=allow_min_norm,
         number=len(layers_of(network)),
     )
-    explained = candidates(shown, loss=network.loss, clipped=clipped, check=strict)
+    explained = candidates(shown, loss=network.loss, clipped=clipped, check=strict, rounding=rounding)
     homogeneous = _homogeneous(network)
     if bool(uncertain.any()) and shown.bias_gradient is None:
         uncertain = torch.ones_like(uncertain)  # without the bias's gradient, the scale follows only from all features
@@ -126,6 +130,8 @@ def inverted_inputs(
             allow_min_norm=allow_min_norm,
             priors=priors,
             box=box,
+            rounding=rounding,
+            slope_error=candidate.slope_error,
         )
         if bool(uncertain.any()):
             walk.degraded.append(
@@ -194,6 +200,7 @@ def _walked(walks: list[Walk], *, tolerance: float) -> list[Walk]:
     Raises:
         InconsistentObservation: no walk fits a layer.
         RankDeficient: a layer's input is not determined.
+        NotApplicable: no walk fits a layer better than rounding of saturated units allows.
     """
     for operation in walks[0].steps():
         remaining: list[Walk] = []
@@ -208,6 +215,11 @@ def _walked(walks: list[Walk], *, tolerance: float) -> list[Walk]:
         walks = remaining
         best = min(walk.largest_residual for walk in walks)
         if best > tolerance:
+            if best <= max(walk.slope_error for walk in walks):
+                raise NotApplicable(
+                    f"the derivatives before {operation.words or operation.name} must be above rounding, and nearly "
+                    f"all units are saturated: its equations fit to {best:.3g} only"
+                )
             raise InconsistentObservation(
                 "the update must be that of one example, and no input of the layer at "
                 f"{operation.words or operation.name} explains it better than to {best:.3g} of its length: another "

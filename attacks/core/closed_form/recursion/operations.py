@@ -24,6 +24,12 @@ POSITIVE = 1e-9
 """Threshold above which a result of a ReLU counts as positive, relative to the largest; less may be a numerical error.
 """
 
+SATURATED = 0.01
+"""Error of the argument of a tanh or sigmoid, relative to the argument or 1, beyond which it is unknown."""
+
+ROUNDED = 4.0
+"""Assumed error of a result of tanh or sigmoid, in machine epsilons."""
+
 ABOVE = 30.0
 """Assumed ratio of the largest relative error of an entry to the relative misfit of the equations."""
 
@@ -194,6 +200,7 @@ class Inverted:
         slope_of_inverse: derivative of the inverse, for the propagation of errors.
         known: bool, entries whose argument is determined; None for all.
         clamped: number of results outside of the activation's range, which were clamped.
+        slope_error: largest error of an entry of `slope` by rounding of the result.
     """
 
     before: Tensor
@@ -201,19 +208,21 @@ class Inverted:
     slope_of_inverse: Tensor
     known: Tensor | None = None
     clamped: int = 0
+    slope_error: float = 0.0
 
 
-def invert(operation: Operation, result: Tensor, *, error: float = 0.0) -> Inverted:
+def invert(operation: Operation, result: Tensor, *, error: float = 0.0, rounding: float = 0.0) -> Inverted:
     """Returns the argument of an activation, from its result alone.
 
     Leaky ReLU (of positive slope), tanh and sigmoid are injective. A ReLU is invertible at positive results; elsewhere
     only its derivative, 0, is known. Rounding may push a result out of the open range of tanh or sigmoid; such results
-    are clamped and counted.
+    are clamped and counted. At the ends of their range a unit is saturated, and rounding hides its argument.
 
     Args:
         operation: the activation.
         result: its result.
         error: relative error of the result; entries of a ReLU that are not well above it count as 0.
+        rounding: machine epsilon of the result, by which arguments of saturated units count as unknown; 0 takes all.
 
     Raises:
         NotApplicable: the activation has no inverse.
@@ -238,4 +247,14 @@ def invert(operation: Operation, result: Tensor, *, error: float = 0.0) -> Inver
         case _:
             words = operation.words or operation.kind
             raise NotApplicable(f"every layer must have an inverse, and {words} has none")
-    return Inverted(before=before, slope=slope, slope_of_inverse=1 / slope, clamped=int((inside != result).sum()))
+    known, hidden = None, inside != result
+    if rounding:
+        known = ~hidden & (ROUNDED * rounding / slope <= SATURATED * before.abs().clamp(min=1.0))
+    return Inverted(
+        before=before,
+        slope=slope,
+        slope_of_inverse=1 / slope,
+        known=known if known is None or not bool(known.all()) else None,
+        clamped=int(hidden.sum()),
+        slope_error=2 * ROUNDED * rounding,
+    )

@@ -56,8 +56,10 @@ class Walk:
         allow_min_norm: whether undetermined tensors get the solution of smallest norm instead of an error.
         priors: priors of results, by name of the operation, for `map`.
         box: (low, high) of the input, for `map`.
+        rounding: machine epsilon of the update, if arguments of saturated units are left out; 0 uses all.
         solutions: by layer, in the order in which they were found.
         largest_residual: largest residual of the solutions.
+        slope_error: relative error of the derivatives by rounding of saturated units, over all layers.
         degraded: reasons why the result is not exact; empty if it is.
         determined: bool, in the shape of the input: entries that the equations determine; None for all.
         units: number of results of activations that were inverted.
@@ -70,8 +72,10 @@ class Walk:
     allow_min_norm: bool = False
     priors: Mapping[str, Belief] = field(default_factory=dict)
     box: tuple[float, float] = (0.0, 1.0)
+    rounding: float = 0.0
     solutions: list[tuple[int, Solution]] = field(default_factory=list)
     largest_residual: float = 0.0
+    slope_error: float = 0.0
     degraded: list[str] = field(default_factory=list)
     determined: Tensor | None = None
     units: int = 0
@@ -272,7 +276,12 @@ class Walk:
                 "unknown value"
             )
         known = self.known[operation.name]
-        inverse = invert(operation, known.value, error=self.largest_residual if self.solver == "ls" else 0.0)
+        inverse = invert(
+            operation,
+            known.value,
+            error=self.largest_residual if self.solver == "ls" else 0.0,
+            rounding=max(self.rounding, self.slope_error) if self.rounding else 0.0,
+        )
         self.units += known.value.numel()
         self.clamped += inverse.clamped
         if known.where is not None and inverse.known is not None:
@@ -281,7 +290,10 @@ class Walk:
             )
         where = known.where if inverse.known is None else inverse.known
         variance = None if known.variance is None else known.variance * inverse.slope_of_inverse.square()
-        self._add_slope(operation.inputs[0], self.slopes[operation.name] * inverse.slope)
+        above, below = self.slopes[operation.name], self.slopes[operation.name] * inverse.slope
+        if inverse.slope_error:
+            self.slope_error += inverse.slope_error * float(above.norm() / below.norm().clamp(min=1e-300))
+        self._add_slope(operation.inputs[0], below)
         self._learn(operation.inputs[0], Known(value=inverse.before, where=where, variance=variance))
 
     def _pass_sum(self, operation: Operation) -> None:
