@@ -66,7 +66,7 @@ def tier_of(flags: Iterable[str], stamp: Stamp | None = None, ignored: str = "",
             f"{stamp.code.code}); numbers: {counts}"
         )
     if parts:
-        words = f"not leakbench's, and nobody checked that they do what the claim assumes: {', '.join(parts)}"
+        words = f"nobody has checked that these parts of it do what the claim assumes: {', '.join(parts)}"
         return TierOf("unverified parts", recomputed, f"{words}; {evidence}")
     return TierOf("verified" if recomputed else "self-reported", recomputed, evidence)
 

@@ -89,6 +89,11 @@ def test_the_heading_names_what_was_submitted(tmp_path):
     assert "attack by_loss, to" in " ".join(re.findall(r'class="eyebrow".*?</p>', text, re.DOTALL)[0].split())
 
 
+def test_a_worst_case_without_all_attacks_is_a_least_here_as_on_the_board(tmp_path):
+    failed = record(attack="lira", status="failed", reason="out of memory")
+    assert "≥0.800" in page(tmp_path / "failed", *records(), failed) and "≥0.800" not in page(tmp_path, *records())
+
+
 def test_the_front_page_counts_a_suites_method_once_and_says_where_the_ranks_of_a_submission_hold(tmp_path):
     site = site_of(tmp_path, *records(), *records(defense="dp_sgd", defense_settings={"clip_norm": 2.0}))
     own = [record(metrics={"auc": metric(0.6, 0.02)})]
