@@ -107,7 +107,7 @@ def new_submission(
     inside, trial = f"cd {shlex.quote(str(folder))} && ", ""
     if declaration.method is not None:
         beside = (plain.defense_grid() if kind == "defense" else plain.attack_grid())[0].name
-        options = [f"--{kind}", beside, "--seed", str(plain.seeds[0]), "--out", "../../../trial"]
+        options = [f"--{kind}", beside, "--seed", str(plain.seeds[0]), "--out", f"../../../trial-{digest[:8]}"]
         trial = inside + shlex.join([*words[: words.index("--set")], *options])
     return Draft(folder, seeds, inside + document["command"], trial)
 

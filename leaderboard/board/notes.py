@@ -164,7 +164,7 @@ def degraded_sentences(rows: Sequence[Row]) -> list[str]:
 
 
 def ranks_sentence(rows: Sequence[Row]) -> str:
-    """Sentence on the rows among which ranks are given; empty if no table has several budgets.
+    """Sentence on the number that ranks, and on the rows among which they are given; empty if no row is ranked.
 
     Args:
         rows: of the board.
@@ -172,9 +172,11 @@ def ranks_sentence(rows: Sequence[Row]) -> str:
     tables = {row.section: [] for row in rows}
     for row in rows:
         tables[row.section].append(row)
-    if not any(several_guarantees(table) for table in tables.values()):
+    if not any(row.rank for row in rows):
         return ""
-    return "Ranks are among the rows of a table with the same epsilon, delta and privacy unit."
+    among = " among the rows of a table with the same epsilon, delta and privacy unit"
+    several = any(several_guarantees(table) for table in tables.values())
+    return f"Ranks are{among if several else ''} by the high end of the interval of the worst AUC, not by its mean."
 
 
 def one_seed_sentence(rows: Iterable[Row]) -> str:

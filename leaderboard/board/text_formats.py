@@ -110,7 +110,7 @@ def latex(page: Content) -> str:
 
 def _under(page: Content) -> list[str]:
     notes = [f"{superscript(i)} {reason}" for i, reason in enumerate(page.footnotes, start=1)]
-    return [*notes, *page.notes, *(["Not ranked:"] if page.unranked else []), *page.unranked]
+    return [*notes, *page.notes, *(["Cells without a number:"] if page.unranked else []), *page.unranked]
 
 
 def _says(rows: list[dict[str, CellWords]], columns: tuple[str, ...]) -> bool:

@@ -17,7 +17,7 @@ from .safe_text import in_one_line
 
 _NOTES = (
     "Means over seeds with 95 % intervals. Worst: the strongest attack's, simultaneous over the attacks compared; "
-    "≥: at least; ≤: the most that the claim allows; n/a: not measured."
+    "≥: at least; ≤: the most that the claim allows; n/a: not measured. Ranks: by the high end of the worst AUC."
 )
 
 WIDTH = 484.0

@@ -29,11 +29,11 @@ def word(value: Any) -> str:
 
 
 def public(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the task without values that depend on the seed: digests and sizes of its split, and the seed itself."""
+    """Returns the task without values that depend on the seed: of its split, its checkpoint, and the seed itself."""
     return {
         key: public(value) if isinstance(value, dict) else value
         for key, value in task.items()
-        if key not in ("seed", "hash", "hashes", "digest", "digests", "client_sizes")
+        if key not in ("seed", "hash", "hashes", "digest", "digests", "client_sizes", "checkpoint")
         and not key.endswith(("_hash", "_digest"))
     }
 

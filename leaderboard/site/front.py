@@ -14,10 +14,11 @@ from ..board.notes import alarms, and_words
 from ..board.threat_models import NOT_ATTACKED, words
 from ..page.build import render_page
 from ..page.tables import FLAGS, Column, Value, flags_of, in_short
+from ..submissions.rows import submitted_name
 from . import links
 from .headline import HeadlineEntry, HeadlineSection, headline, under_each
 from .headline_cells import COLUMNS, UNDER_THREAT, cells_of, measured_columns
-from .site import OTHER, Site
+from .site import OTHER, Site, SiteRow
 
 PAGE = 50
 """Rows that the script shows before it is asked for more."""
@@ -92,6 +93,7 @@ def front_page(site: Site) -> str:
         "of_submissions": site.board.of_submissions,
         "refused": site.refused,
         "untrusted": {control.suite for control in site.board.controls if not control.ok},
+        "of_others": any(site_row.submission is not None for site_row in site.rows),
         "columns": columns,
         "depending": UNDER_THREAT,
         "left_out": _left_out(sections, columns),
@@ -123,7 +125,7 @@ def _entries(sections: Iterable[HeadlineSection]) -> list[HeadlineEntry]:
 
 
 def _row(site: Site, entry: HeadlineEntry, columns: Sequence[Column], notes: Footnotes) -> FrontRow:
-    row, guide = entry.row, site.guide.defenses.get(entry.row.defense.name)
+    row, guide = entry.row, site.guide.defenses.get(_own_name(entry.site_row))
     cells = cells_of(entry, columns, notes)
     attack = cells["attack"].text if "attack" in cells else ""
     return FrontRow(
@@ -185,6 +187,15 @@ def _about(site: Site) -> str:
     )
 
 
+def _own_name(site_row: SiteRow) -> str:
+    """Name of a row's defense, once for all who measured it; one by a file has the handle of its submission."""
+    name, submission = site_row.row.defense.name, site_row.submission
+    if submission is None:
+        return name
+    method, own = submission.declaration.method, submitted_name(name, submission.handle, submission.digest)
+    return name if method is not None and own == f"{method.file}:{method.function}" else own
+
+
 def _facts(site: Site) -> list[tuple[str, str, str]]:
     """Figures for a quick look: (number, unit, tone)."""
     rows, controls = [site_row.row for site_row in site.rows], site.board.controls
@@ -193,7 +204,7 @@ def _facts(site: Site) -> list[tuple[str, str, str]]:
     tone = "good" if site.board.trustworthy else "bad"
     return [
         (str(len({row.suite for row in rows})), "suites", ""),
-        (str(len({row.defense.name for row in rows if row.control is None})), "defenses", ""),
+        (str(len({_own_name(site_row) for site_row in site.rows if site_row.row.control is None})), "defenses", ""),
         (str(len({record.attack.name for record in records if record.attack})), "attacks", ""),
         (str(sum(row.control is None for row in rows)), "rows", ""),
         (str(len(records)), "records", ""),

@@ -158,9 +158,11 @@ def _facts(row: Row) -> list[tuple[str, str, str]]:
     for metric, column in shown_columns([row]):
         estimate = row.estimates[column.key]
         if estimate.value is not None and not column.optional:
-            sign = "≥" if metric.of_attack and at_least(row, estimate) else ""
+            digits = metric.number(estimate.value, metric.digits).removeprefix("≥")
+            saturated = metric.number(estimate.value, metric.digits) != digits
+            sign = "≥" if saturated or (metric.of_attack and at_least(row, estimate)) else ""
             title = " ".join(filter(None, (column.title or " ".join(column.header), column.unit)))
-            facts.append((f"{sign}{metric.number(estimate.value, metric.digits).removeprefix('≥')}", title, ""))
+            facts.append((f"{sign}{digits}", title, ""))
     # Four numbers besides epsilon and seeds fill a line.
     return [*facts[:5], (seeds_words(row), "seeds", "")]
 

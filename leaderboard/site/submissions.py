@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..board.content import Footnotes, seeds_words
+from ..board.content import Footnotes, at_least, seeds_words
 from ..board.rows import Row
 from ..board.table import Board
 from ..exports.safe_text import portable
@@ -178,7 +178,11 @@ def _line(site_row: SiteRow, keys: Sequence[str], notes: Footnotes) -> dict[str,
         "unplaced": row.unplaced,
         "epsilon": epsilon_words(row),
         "tier": site_row.tier.tier,
-        "cells": [value(row.estimates[key], notes) for key in keys],
+        "cells": [
+            value(estimate, notes, lower_end=metric.of_attack and at_least(row, estimate))
+            for metric, column in columns(written=True)
+            if column.key in keys and (estimate := row.estimates[column.key])
+        ],
         "seeds": seeds_words(row),
         "flags": flags_of(row),
     }

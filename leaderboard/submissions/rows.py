@@ -143,9 +143,20 @@ def as_submitted(record: Record, handle: str, digest: str) -> Record:
         handle: of the submission.
         digest: of its request.
     """
-    name = record.defense.name.removeprefix(f"{handle}/").removeprefix(f"{digest[:DIGITS]}/")
+    name = submitted_name(record.defense.name, handle, digest)
     flags = tuple(flag for flag in record.flags if flag != CONTROL_FAILED)
     return replace(record, defense=replace(record.defense, name=name), flags=flags)
+
+
+def submitted_name(name: str, handle: str, digest: str) -> str:
+    """Returns the name of a defense without the handle that `named_records` puts before it.
+
+    Args:
+        name: of the defense.
+        handle: of the submission.
+        digest: of its request.
+    """
+    return name.removeprefix(f"{handle}/").removeprefix(f"{digest[:DIGITS]}/")
 
 
 def _published(published: Path | None, suites: set[str]) -> tuple[list[Record], list[Manifest]]:

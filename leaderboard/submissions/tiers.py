@@ -18,7 +18,7 @@ that computing it again, which runs the same code, shows its numbers and not its
 UNVERIFIED = "unverified_"
 """Prefix of the flags of components that are not leakbench's (`leaderboard/README.md`)."""
 
-IN_PROCESS = f"{UNVERIFIED}file in the process of the training"
+IN_PROCESS = f"{UNVERIFIED}file that runs in the process of the training"
 """Flag, of no record, of a defense by a file: its code runs in the process that draws noise, attacks and scores, and
 can change what any of them does. An attack by a file runs in a process of its own."""
 
@@ -66,7 +66,8 @@ def tier_of(flags: Iterable[str], stamp: Stamp | None = None, ignored: str = "",
             f"{stamp.code.code}); numbers: {counts}"
         )
     if parts:
-        return TierOf("unverified parts", recomputed, f"its {', '.join(parts)} is not leakbench's; {evidence}")
+        words = f"nobody has checked that these parts of it do what the claim assumes: {', '.join(parts)}"
+        return TierOf("unverified parts", recomputed, f"{words}; {evidence}")
     return TierOf("verified" if recomputed else "self-reported", recomputed, evidence)
 
 

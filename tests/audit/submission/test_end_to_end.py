@@ -202,7 +202,11 @@ def test_a_draft_prints_a_trial_of_the_method_that_the_command_can_run(tiny_suit
     monkeypatch.chdir(words[1])
     code, _, error = run_command(capsys, *words[4:], "--jobs", 1)
     assert code == 0, error
-    assert {read(path).defense.name for path in (tmp_path / "trial" / "records").glob("*.json")} == {
+    (trial,) = tmp_path.glob("trial-*")
+    assert trial.name == f"trial-{words[1].split('/')[-1][:8]}", (
+        "a draft anew must not meet the records of the last one"
+    )
+    assert {read(path).defense.name for path in (trial / "records").glob("*.json")} == {
         "sgd",
         "mine.py:half_dp",
     }

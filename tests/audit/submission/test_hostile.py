@@ -385,7 +385,7 @@ def test_a_file_that_is_no_stamp_is_ignored_by_name(check, tree, submission, con
 def test_unverified_parts_are_the_tier_whatever_the_stamp(tree, submission):
     resealed(submission, lambda record: dataclasses.replace(record, flags=(*record.flags, "unverified_bound")))
     stamped(submission)
-    assert tier(tree).tier == "unverified parts" and "its bound, file in the process" in tier(tree).reason
+    assert tier(tree).tier == "unverified parts" and "assumes: bound, file that runs in" in tier(tree).reason
 
 
 def test_a_defense_by_file_is_never_verified_because_its_code_could_change_what_is_measured(tree, submission):

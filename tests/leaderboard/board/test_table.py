@@ -48,6 +48,20 @@ def test_seeds_are_averaged_and_splits_hashed_by_seed_do_not_divide_a_row(record
     assert (row.auc.value, row.auc.n, row.seeds) == (pytest.approx(0.7), 2, (0, 1))
 
 
+def test_the_checkpoints_of_a_zoo_one_a_seed_do_not_divide_a_row(record, metric):
+    def of(seed, value, defense="dp_sgd", **fields):
+        checkpoint = {"name": f"digits_mlp/{defense}/seed{seed}", "sha256": f"{seed}" * 64}
+        task = {"data": "digits", "model": "mlp", "checkpoint": checkpoint, "checkpoint_digest": f"{seed}" * 64}
+        return record(defense=defense, seed=seed, task=task, metrics={"auc": metric(value, 0.1)}, **fields)
+
+    records = [of(seed, value, name) for name in ("dp_sgd", "pcdp") for seed, value in enumerate((0.6, 0.8))]
+    rows = Board.from_records(records, complete(*records)).rows
+    assert [(row.auc.value, row.auc.n, row.label) for row in rows] == [
+        (pytest.approx(0.7), 2, "dp_sgd"), (pytest.approx(0.7), 2, "pcdp"),
+    ]  # fmt: skip
+    assert [row.rank for row in rows] == [1, 2] and not any("uneven_seeds" in row.flags for row in rows)
+
+
 def test_settings_are_shown_only_where_rows_of_a_defense_differ_in_them(record):
     rows = rows_of(
         record(defense_settings={"clip_norm": 1.0, "lr": 0.5}),

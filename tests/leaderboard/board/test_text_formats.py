@@ -99,7 +99,7 @@ def test_the_text_says_how_to_read_it(board):
         "simultaneous over the attacks compared",
         "11.0 dB",
         "Noise comes from seeds",
-        "Not ranked:",
+        "Cells without a number:",
     ):
         assert words in text
 

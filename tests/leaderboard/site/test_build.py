@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -148,6 +149,12 @@ def test_the_page_of_a_row_has_every_number_of_its_records(site, some):
     assert "0.535" in text and "0.555" in text  # means over seeds 0 and 1 of rmia, and of lira
     assert "add remove" in text and "self-reported" in text and folder.name in text
     assert tree["id"] == folder.name and tree["auc"]["attack"] == "lira" and len(tree["attacks"]) == 3
+
+
+def test_a_number_that_saturates_says_so_on_top_of_its_row_too(site, record, metric):
+    out = site([record("reconstruction", metrics={"psnr": metric(120.0), "psnr_floor": metric(11.0)})])
+    (page,) = [text for path, text in content(out).items() if path.startswith("rows/") and path.endswith(".html")]
+    assert re.search(r'class="facts">.*≥120\.0.*?</dl>', page.decode(), re.DOTALL)
 
 
 def test_a_papers_figure_stands_beside_ours(site, some):

@@ -1,6 +1,8 @@
 """The page of a submission: nothing on it flatters, and no text of a stranger is markup."""
 
 import hashlib
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ from leakbench.leaderboard.board.identity import row_id
 from leakbench.leaderboard.board.table import Board
 from leakbench.leaderboard.exports.publication import Publication
 from leakbench.leaderboard.records.folder import Completeness
-from leakbench.leaderboard.site.site import Guide, Site, SiteRow, SubmissionOnSite
+from leakbench.leaderboard.site.front import front_page
+from leakbench.leaderboard.site.site import Guide, MethodWords, Site, SiteRow, SubmissionOnSite
 from leakbench.leaderboard.site.submissions import LARGEST_SHOWN, submission_page
 from leakbench.leaderboard.submissions.attack_cells import attack_cells
 from leakbench.leaderboard.submissions.check import CheckedSubmission, Fault
@@ -24,7 +27,13 @@ from ..submissions.declarations import declaration
 SOURCE = b"def by_loss():\n    '''</code></pre><script>alert(1)</script>'''\n"
 
 
-def page(folder: Path, *records, kind="attack", source=SOURCE, faults=(), stamp=None, ignored="", **words: Any):
+def page(folder: Path, *records, **fields: Any):
+    site = site_of(folder, *records, **fields)
+    return submission_page(site, site.submissions[0])
+
+
+def site_of(folder: Path, *records, kind="attack", source=SOURCE, faults=(), stamp=None, ignored="", **words: Any):
+    """A site of one submission of bob."""
     folder = folder / "bob" / "0"
     folder.mkdir(parents=True)
     (folder / "mine.py").write_bytes(source)
@@ -39,8 +48,10 @@ def page(folder: Path, *records, kind="attack", source=SOURCE, faults=(), stamp=
         attack_cells=attack_cells(checked),
     )  # fmt: skip
     rows = tuple(SiteRow(id=row_id(row), row=row, tier=tier, submission=shown) for row in board.rows)
-    site = Site(board=board, rows=rows, folders={}, guide=Guide(), publication=Publication(), submissions=(shown,))
-    return submission_page(site, shown)
+    return Site(board=board, rows=rows, folders={}, guide=GUIDE, publication=Publication(), submissions=(shown,))
+
+
+GUIDE = Guide(defenses={"dp_sgd": MethodWords(summary="s", family="bound")})
 
 
 def records(attack="mine.py:by_loss", **fields):
@@ -71,6 +82,28 @@ def test_the_tier_stands_first_and_beside_every_row_and_the_attack_beside_a_stro
     own = text[text.index('id="attack"') : text.index('id="declaration"')]
     assert "0.600 [0.550, 0.650]" in own and "0.800 [0.750, 0.850]" in own and "-0.200 (no interval: one seed)" in own
     assert "Self-reported: these are the submitter" in own
+
+
+def test_the_heading_names_what_was_submitted(tmp_path):
+    text = page(tmp_path, *records())
+    assert "attack by_loss, to" in " ".join(re.findall(r'class="eyebrow".*?</p>', text, re.DOTALL)[0].split())
+
+
+def test_a_worst_case_without_all_attacks_is_a_least_here_as_on_the_board(tmp_path):
+    failed = record(attack="lira", status="failed", reason="out of memory")
+    assert "≥0.800" in page(tmp_path / "failed", *records(), failed) and "≥0.800" not in page(tmp_path, *records())
+
+
+def test_the_front_page_counts_a_suites_method_once_and_says_where_the_ranks_of_a_submission_hold(tmp_path):
+    site = site_of(tmp_path, *records(), *records(defense="dp_sgd", defense_settings={"clip_norm": 2.0}))
+    own = [record(metrics={"auc": metric(0.6, 0.02)})]
+    published = Board.from_records(own, Completeness((asked_for(*own),)))
+    rows = tuple(SiteRow(id=row_id(row), row=row, tier=tier_of([])) for row in published.rows)
+    text = front_page(replace(site, rows=(*rows, *site.rows)))
+    assert re.search(r"<dt>defenses</dt>\s*<dd[^>]*>1</dd>", text), "bob/dp_sgd is dp_sgd"
+    assert text.count('data-family="bound"') == len(rows) + len(site.rows)
+    assert "its rank and ◆ are among the rows of that submission alone" in text
+    assert "of that submission alone" not in front_page(replace(site, rows=rows))
 
 
 def test_no_text_of_a_stranger_is_markup(tmp_path):
