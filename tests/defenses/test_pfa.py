@@ -75,6 +75,7 @@ def test_loose_budgets_are_the_lower_component_or_those_up_to_a_threshold():
     assert loosest((0.5, 0.6, 4.0), 0.55) == {0}
 
 
+@pytest.mark.long
 def test_the_full_variant_has_a_budget_for_every_client_and_reads_no_public_data():
     method = pfa(variant="full", rank=3, budgets=(0.5, 0.5, 4.0, 4.0))
     run = federated(method, schedule=EVERYBODY, public=None)

@@ -95,6 +95,7 @@ def test_a_folder_that_is_not_there_is_one_sentence(command):
     assert (code, out) == (3, "") and err.startswith("error: no results in nowhere")
 
 
+@pytest.mark.long
 def test_a_request_is_compared_with_the_suite_of_its_name(command, tmp_path):
     suite = suites.load("quick").with_overrides(["seeds=[0]"])
     whole = manifest_of(plan(suite), suite, False, ("leakbench", "run", "quick", "--set", "seeds=[0]"))

@@ -148,6 +148,7 @@ def audited():
     return audit_model(model, attacks=ATTACKS, gradients=False, **given)
 
 
+@pytest.mark.long
 @subtests(
     ("form", "said"),
     [

@@ -258,6 +258,7 @@ SPANS = {
 }
 
 
+@pytest.mark.long
 @subtests("name", list(SPANS))
 def test_a_displacement_leaves_its_span_where_the_specification_says_so(name):
     settings, expected = SPANS[name]

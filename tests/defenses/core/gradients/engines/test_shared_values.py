@@ -208,6 +208,7 @@ REFUSED: dict[str, tuple[Use, tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.long
 @subtests("name", list(REFUSED))
 def test_uses_that_mix_examples_or_cannot_be_followed_never_get_a_batch(name):
     use, shape = REFUSED[name]
