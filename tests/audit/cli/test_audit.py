@@ -302,7 +302,11 @@ def test_the_image_behind_one_gradient_is_reconstructed(leakbench, shared, tmp_p
 @pytest.mark.parametrize(
     ("asked", "pictures"),
     [
-        (("one.safetensors", "--batch-size", "1", "--attacks", "bias_division,label_recovery"), 1),
+        pytest.param(
+            ("one.safetensors", "--batch-size", "1", "--attacks", "bias_division,label_recovery"),
+            1,
+            marks=pytest.mark.long,
+        ),
         (("eight.safetensors", "--batch-size", "8", "--candidates", "batch.npz", "--attacks", "gaussian_others"), 0),
     ],
 )

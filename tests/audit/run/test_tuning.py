@@ -172,6 +172,7 @@ def test_processes_find_the_same(suite_of, tmp_path):
     assert grids[0] == grids[1]
 
 
+@pytest.mark.long
 def test_a_run_says_that_its_settings_were_chosen(suite_of, tmp_path):
     suite = suite_of(TUNED.replace("[1.0, 2.0]", "1.0"))
     harness.run(suite, tmp_path, device=CPU, jobs=1)
@@ -181,6 +182,7 @@ def test_a_run_says_that_its_settings_were_chosen(suite_of, tmp_path):
     assert (tmp_path / "tuning" / f"{read_all(tmp_path)[0].task['tuning_digest']}.json").is_file()
 
 
+@pytest.mark.long
 def test_one_budget_may_choose_for_all(suite_of, tmp_path, monkeypatch):
     real, seen = tuning.train, []
 

@@ -86,6 +86,7 @@ def composed(events):
     return accountant.get_epsilon(DELTA)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", FRESH)
 def test_steps_since_the_checkpoint_are_charged_for_both_times(kind, tmp_path):
     before = killed(tmp_path / "c", 3, noise=FRESH[kind]())
@@ -409,6 +410,7 @@ train(torch.nn.Linear(6, 3), data, dp_sgd(noise_multiplier=1.0), sampling=poisso
 """
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_leaves_a_file_to_go_on_from(tmp_path):
     path = tmp_path / "c"
     done = subprocess.run([sys.executable, "-c", OTHERS, str(path)], capture_output=True, text=True, check=False)
