@@ -25,6 +25,6 @@ def expensive(reports: Iterable[Any]) -> list[str]:
     if not above:
         return []
     head = (
-        f"{len(above)} default tests take over {LIMIT:g} s of CPU time: mark them `long` (CONTRIBUTING.md, Test tiers)"
+        f"{len(above)} default tests take over {LIMIT:g} s of CPU time: they should be `long` (CONTRIBUTING.md, Test tiers)"
     )
     return [head, *(f"  {seconds:5.1f} s  {name}" for seconds, name in above[:20])]

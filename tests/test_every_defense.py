@@ -98,14 +98,13 @@ NOISY = [name for name in NAMES if FACTORIES[name](1.0).calibrated_multiplier > 
 
 
 # Bounds, views and dropout are the core's: of the methods whose plans look alike to it, the first stands for the others
-# by default. With `make test-all` all of them are tried.
+# with the long tests. With `make test-all` all of them are tried.
 KINDS = {name: kind_of_plan(name) for name in NAMES}
 REPRESENTATIVES = set({KINDS[name]: name for name in reversed(NAMES)}.values())
 # Views and dropout are in what an example is asked, before codec and bound: the first that asks it stands for others.
 ASKING = set({frozenset(k[3] for k in KINDS[name] if isinstance(k, tuple)): name for name in reversed(NAMES)}.values())
 
-
-# Of duties at more cost, by default: a bound of its own, and a codec.
+# By default, of duties at more cost: a bound of its own, and a codec.
 EXAMPLES = ("auto_s", "ranked")
 
 

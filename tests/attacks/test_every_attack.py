@@ -43,7 +43,7 @@ CHEAP = {"iterations": 100, "restarts": 1, "shadows": 8}
 # Where results are compared with one another, not with the truth.
 HASTY = CHEAP | {"iterations": 15}
 SEEDS = range(4)
-# Of duties at more cost, by default: quick ones of each kind.
+# By default, of duties at more cost: quick attacks of each kind.
 EXAMPLES = ("lira", "loss_threshold", "imprint", "rero")
 ANSWER = {
     "membership": "scores",
