@@ -24,7 +24,5 @@ def expensive(reports: Iterable[Any]) -> list[str]:
     above = sorted((entry for entry in times if entry[0] > LIMIT), reverse=True)
     if not above:
         return []
-    head = (
-        f"{len(above)} default tests take over {LIMIT:g} s of CPU time: they should be `long` (CONTRIBUTING.md, Test tiers)"
-    )
+    head = f"{len(above)} default tests take over {LIMIT:g} s of CPU time (CONTRIBUTING.md, Test tiers):"
     return [head, *(f"  {seconds:5.1f} s  {name}" for seconds, name in above[:20])]
