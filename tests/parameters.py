@@ -74,11 +74,14 @@ def pairwise(*parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
     return rows
 
 
-def in_turn(names: Iterable[Any], values: Sequence[Any]) -> list[Any]:
-    """Each name with one of the values, in turn, by default; the combinations that are left with the slow tests."""
-    slow = pytest.mark.slow
+def in_turn(names: Iterable[Any], values: Sequence[Any], every: int = 1) -> list[Any]:
+    """Each name with one of the values, in turn; the combinations that are left with the slow tests.
+
+    By default or, of names between those that come `every` so often, with the long tests.
+    """
+    slow, long = pytest.mark.slow, pytest.mark.long
     return [
-        pytest.param(name, value, marks=() if number % len(values) == place else slow)
+        pytest.param(name, value, marks=slow if number % len(values) != place else long if number % every else ())
         for number, name in enumerate(names)
         for place, value in enumerate(values)
     ]

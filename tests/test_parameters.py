@@ -43,6 +43,13 @@ def test_in_turn_each_name_meets_one_value_by_default_and_all_with_the_slow_test
     assert {case.values for case in cases} == {(name, value) for name in "abcde" for value in (1, 2)}
     assert [case.values for case in cases if not case.marks] == [("a", 1), ("b", 2), ("c", 1), ("d", 2), ("e", 1)]
     assert {mark.name for case in cases for mark in case.marks} == {"slow"}
+    fewer = in_turn("abcde", [1, 2], every=3)
+    assert [case.values for case in fewer if not case.marks] == [("a", 1), ("d", 2)]
+    assert [case.values for case in fewer if [mark.name for mark in case.marks] == ["long"]] == [
+        ("b", 2),
+        ("c", 1),
+        ("e", 1),
+    ]
 
 
 def test_cases_are_long_but_those_named():

@@ -245,6 +245,7 @@ def test_attacks_on_one_gradient_read_messages_of_one_step_and_say_that_others_a
         inverting_gradients(sent("fed_avg", 4, max_unroll=3).observation, generator, iterations=2)
 
 
+@pytest.mark.long
 def test_the_claim_is_of_the_message_and_of_its_unit():
     two_passes, one_step = sent("fed_avg", 4, noise=1.5), sent("fed_avg", 1, noise=1.5)
     mechanism = dp_accounting.pld.PLDAccountant()

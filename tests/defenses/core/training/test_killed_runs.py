@@ -444,6 +444,7 @@ def hockey_stick(rate, sigma, epsilon):
     return max(np.maximum(p - math.exp(epsilon) * q, 0).sum() * cell for p, q in ((present, absent), (absent, present)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rate", "sigma"), [(0.1, 1.0), (0.05, 0.8)])
 def test_both_looks_at_a_sample_cost_what_the_ledger_charges_and_more_than_two_samples(rate, sigma):
     plan = duties.history(DEFENSE)[0].plan.at(sigma)
