@@ -206,6 +206,7 @@ def test_a_run_with_a_fault_is_not_published(command, copied, tmp_path):
     assert code == 2 and "arrays of up to 65536 bytes must lie beside their records" in err
 
 
+@pytest.mark.long
 def test_cells_of_suites_are_listed_by_a_process_that_ends_so_that_a_check_loads_no_pytorch(tmp_path):
     program = (
         "import sys\n"

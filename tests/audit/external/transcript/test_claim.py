@@ -117,6 +117,7 @@ def test_coordinates_of_dark_pixels_are_found_and_no_others(honest):
     assert "is a Conv2d" in str(zero_coordinates(convolution, header.layout, inputs))
 
 
+@pytest.mark.long
 def test_a_true_claim_is_refuted_in_no_more_trials_than_the_level_allows():
     """Of noise with a signal that follows from earlier noise, on every group of coordinates at once."""
     header = TranscriptHeader(names=("a", "b"), shapes=((300,), (40,)))
@@ -139,6 +140,7 @@ def test_a_true_claim_is_refuted_in_no_more_trials_than_the_level_allows():
     assert 0 < refuted < 0.2 * trials and shrunk > 0.6 * trials
 
 
+@pytest.mark.long
 def test_what_is_stated_is_compared_before_anything_is_measured(honest):
     there = read_transcript(honest[0])
     cases: list[tuple[StatedClaim, dict[str, Any], str]] = [
