@@ -75,6 +75,7 @@ def length(model: nn.Module, x: torch.Tensor, label: int) -> float:
     return float(update(model, x, label, bounded(1e9)).released.norm())
 
 
+@pytest.mark.long
 @subtests("share, label", [(0.1, 0), (0.98, 1)])
 @subtests(
     "kind, activation, classes",

@@ -277,6 +277,7 @@ def test_an_image_is_identified_where_it_is_nearer_to_its_truth_than_to_any_othe
     assert scored(result_of(IMAGES[[0, 0]]), IMAGES[:2], other_images=others)["iip"].value == 0.5
 
 
+@pytest.mark.long
 def test_identification_by_chance_is_one_in_the_size_of_the_crowd():
     draw = torch.Generator().manual_seed(2)
     truth, others = torch.rand(400, 1, 4, 4, generator=draw), torch.rand(3, 1, 4, 4, generator=draw)
