@@ -144,6 +144,7 @@ def test_a_factor_that_is_told_to_be_one_is_taken_for_one_or_contradicted():
     assert r_gap(update(model, x, 1, bounded(1e9)), clip_factor="one").status == "ok"
 
 
+@pytest.mark.long
 def test_a_clip_factor_hides_where_the_mask_hides_the_bias_too():
     model, x = network("fcn3", "leaky", 1, head=True), image()
     norm = 0.3 * length(model, x, 1)
@@ -237,6 +238,7 @@ def attacked(seed: int) -> tuple[str, Reconstruction | None, torch.Tensor]:
         return release, None, x
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", [range(15), pytest.param(range(15, 600), marks=pytest.mark.slow)])
 def test_ok_goes_with_the_private_image_whatever_the_network_and_the_release(seeds):
     """Parts of the input that an attack does not claim may be wrong; of what it calls right nothing may."""

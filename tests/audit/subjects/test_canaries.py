@@ -74,6 +74,7 @@ def test_a_run_that_outgrows_its_memory_proves_the_same(suite_of, monkeypatch):
     assert not again.error and (again.metrics, again.flags) == (kept.metrics, kept.flags)
 
 
+@pytest.mark.long
 def test_noise_of_half_the_scale_is_found_by_the_canaries_alone(suite_of, monkeypatch):
     half_the_noise(monkeypatch)
     outcome = found(suite_of(SUITE))

@@ -227,6 +227,7 @@ def test_a_suite_with_zoo_has_no_table_of_another_training():
         suites._build(suites.tomllib.loads(text + "\n[tune]\nvalidation = 20\nlr = [0.1]\n"), "x")
 
 
+@pytest.mark.long
 def test_the_command_is_recorded_with_the_attack(zoo, mine, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["run", str(zoo / "tiny.toml"), "--out", "out", "--jobs", "1", "--add-attack", mine, "--json"])
