@@ -116,6 +116,7 @@ NETWORKS = [
 SHARES = [(0.02, "auto"), (0.3, "unknown"), (0.99, "auto"), (0.02, "unknown"), (0.3, "auto"), (0.99, "unknown")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("network_settings", "shares"),
     [

@@ -71,6 +71,7 @@ def update_of_toy(defense: Defense, *, seed: int = 0, step: int = 0, count: int 
     return shared[0], inputs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("defense", "step"), [(MASKED, 0), (PROJECTED, 0), (TWO_PARTS, 1)])
 def test_masked_projected_and_two_part_updates_give_the_image_away(defense, step):
     observation, x = update_of_toy(defense, step=step)

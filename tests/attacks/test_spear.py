@@ -105,6 +105,7 @@ def test_nothing_is_certified_under_noise(relative, dtype):
     assert result is None or (result.certified is not None and not result.certified.any())
 
 
+@pytest.mark.long
 def test_under_little_noise_inputs_are_found_and_noise_decides_how_well():
     found = []
     for relative in (1e-3, 1e-2):
@@ -114,6 +115,7 @@ def test_under_little_noise_inputs_are_found_and_noise_decides_how_well():
     assert found[0] < 1e-3 and found[0] < found[1] < 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("keep", "most"), [pytest.param(0.5, 3e-6, marks=pytest.mark.slow), (0.2, 3e-5)])
 def test_under_noise_a_masked_gradient_is_completed_as_well_as_its_entries_are_known(keep, most):
     found = []

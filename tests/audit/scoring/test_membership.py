@@ -202,13 +202,13 @@ def errors_at_95(draws: int) -> float:
 @pytest.mark.parametrize(
     ("scores", "p", "q", "level"),
     [
-        (Normal(1.0), 700, 700, 0.01),
-        (Normal(3.0), 1000, 1000, 0.01),
+        pytest.param(Normal(1.0), 700, 700, 0.01, marks=pytest.mark.long),
+        pytest.param(Normal(3.0), 1000, 1000, 0.01, marks=pytest.mark.long),
         pytest.param(Normal(3.0), 1000, 5000, 0.001, marks=pytest.mark.slow),
         (Values([0.99, 0.01], [0.95, 0.05]), 500, 500, 0.01),  # in most samples no true positive
-        (Values([0.99, 0.01], [0.4, 0.6]), 50, 2000, 0.01),
-        (Values([0.9991, 0.0009], [0.4, 0.6]), 1000, 5000, 0.001),
-        (on_a_grid(5.0, 0.5), 500, 500, 0.01),
+        pytest.param(Values([0.99, 0.01], [0.4, 0.6]), 50, 2000, 0.01, marks=pytest.mark.long),
+        pytest.param(Values([0.9991, 0.0009], [0.4, 0.6]), 1000, 5000, 0.001, marks=pytest.mark.long),
+        pytest.param(on_a_grid(5.0, 0.5), 500, 500, 0.01, marks=pytest.mark.long),
         pytest.param(on_a_grid(2.5, 1.5), 1000, 1000, 0.01, marks=pytest.mark.slow),
     ],
 )

@@ -33,6 +33,7 @@ from leakbench.defenses.core.privacy.accounting import epsilon
 from leakbench.defenses.core.privacy.events import Gaussian
 from leakbench.leaderboard.records.validation import json_values
 
+from ....parameters import long_but
 from .watched import BATCH, RECORDS, digits, perceptron, private_steps
 
 STEPS = 20
@@ -296,7 +297,7 @@ def test_noise_that_repeats_after_some_steps_is_told_from_a_gradient(period, rep
     assert (tests.with_all_before > most) == repeats
 
 
-@pytest.mark.parametrize("remaining", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("remaining", long_but([0.1], [0.0, 0.1, 1.0]))
 def test_fresh_noise_and_a_gradient_that_remains_are_never_called_repetition(remaining):
     """The gradient is the worst that there is: along the sum of all releases before."""
     for seed in range(60):
