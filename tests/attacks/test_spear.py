@@ -129,6 +129,7 @@ def test_under_noise_a_masked_gradient_is_completed_as_well_as_its_entries_are_k
     assert found[0] < most and 30 < found[1] / found[0] < 300
 
 
+@pytest.mark.long
 def test_entries_that_are_mostly_noise_complete_to_nothing():
     update, _ = random_update(4, width=100, inputs=50, seed=1, keep=0.3, noise=1.0)
     with pytest.raises(NotApplicable, match="predicts entries that were held out"):
@@ -200,6 +201,7 @@ def alike(batch: int, spread: float, *, seed: int) -> tuple[Observation, Example
     )
 
 
+@pytest.mark.long
 @subtests("spread, seed, share", [(0.5, 1, 0.38), (0.3, 1, 0.55), (0.2, 2, 0.69)])
 def test_neurons_that_are_on_for_all_eight_examples_do_not_hide_them(spread, seed, share):
     update, shared, on = alike(8, spread, seed=seed)

@@ -308,6 +308,7 @@ def test_a_stamp_that_its_submitter_wrote_is_ignored_by_name(check, tree, submis
 needs_ssh = pytest.mark.skipif(not can_sign(), reason="needs ssh-keygen, of OpenSSH")
 
 
+@pytest.mark.long
 @needs_ssh
 def test_a_stamp_counts_if_a_trusted_verifier_signed_it(tree, submission, tmp_path):
     path = stamped(submission)
@@ -461,6 +462,7 @@ def own_rows(tree):
     return [row for row in board["rows"] if METHOD in row["defense"]["name"]]
 
 
+@pytest.mark.long
 def test_a_control_that_fails_is_flagged_and_its_rows_have_no_rank(check, tree, submission, monkeypatch):
     """Its seeds follow from its digest, so that it could not be measured again."""
     assert all(row["rank"] is not None for row in own_rows(tree))
@@ -536,6 +538,7 @@ def test_a_file_with_the_name_of_a_module_is_refused(tmp_path, name):
     assert "must have a name of its own" in single_file(tmp_path / name)
 
 
+@pytest.mark.long
 def test_the_accountant_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "dp_accounting.py").write_text("raise SystemExit('hijacked')\n")
     monkeypatch.chdir(tmp_path)
