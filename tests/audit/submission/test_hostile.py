@@ -26,6 +26,8 @@ from leakbench.leaderboard.submissions.stamp import SIGNATURE, CellComparison, S
 from leakbench.leaderboard.submissions.tiers import IN_PROCESS, tier_of
 from tests.leaderboard.submissions.test_signature import make_key
 
+from ...parameters import long_but
+
 METHOD = "half_dp.py:half_dp"
 
 
@@ -323,7 +325,9 @@ def test_a_stamp_counts_if_a_trusted_verifier_signed_it(tree, submission, tmp_pa
 
 
 @needs_ssh
-@pytest.mark.parametrize("damage", ["record", "arrays", "declaration", "stamp", "removed"])
+@pytest.mark.parametrize(
+    "damage", long_but(["record", "removed"], ["record", "arrays", "declaration", "stamp", "removed"])
+)
 def test_a_stamp_is_no_evidence_after_any_change(tree, submission, tmp_path, damage):
     key = trusted(tree, tmp_path)
     path = stamped(submission)
@@ -368,7 +372,9 @@ def test_a_stamp_with_a_number_that_differs_verifies_nothing_and_says_so(check, 
     assert any("computed again, it differs" in text for text in only(check(), submission))
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"schema": 2}', "[" * 100_000, '{"schema": 1, "x": NaN}'])
+@pytest.mark.parametrize(
+    "content", long_but(["[" * 100_000], ["{", "[]", '{"schema": 2}', "[" * 100_000, '{"schema": 1, "x": NaN}'])
+)
 def test_a_file_that_is_no_stamp_is_ignored_by_name(check, tree, submission, content):
     Path(submission, STAMP).write_text(content)
     assert any("VERIFIED.json: is ignored: must be a stamp" in text for text in only(check(), submission))
