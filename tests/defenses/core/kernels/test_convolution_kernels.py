@@ -45,7 +45,6 @@ def assert_same(first, second):
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.long
 @each
 @given(
     channels=st.tuples(*[st.sampled_from([1, 2, 3, 5, 8, 12, 17, 36, 64])] * 2),
