@@ -34,22 +34,23 @@ $(error TORCH must be default or cpu, got $(TORCH))
 endif
 
 .DELETE_ON_ERROR:
-.PHONY: help demo site check test test-newest test-lowest test-peers test-shapes test-all test-gpu gpu-check ci lint types core default speed \
-  browser latex format clean
+.PHONY: help demo site check test test-newest test-lowest test-peers test-shapes test-long test-all test-gpu gpu-check ci \
+  lint types core default speed browser latex format clean
 # Where the environment forbids compiled modules, every process that a test starts would compile all of ours again.
-check test test-newest test-lowest test-peers test-shapes test-all test-gpu gpu-check browser ci: export PYTHONDONTWRITEBYTECODE :=
+check test test-long test-newest test-lowest test-peers test-shapes test-all test-gpu gpu-check browser ci: export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@echo 'make demo       trains and attacks the quick suite, prints its board and makes its page (one to three minutes, installed)'
 	@echo 'make site       builds the site of leaderboard/published, which opens without a server (OUT=DIR, site by default)'
 	@echo 'make check      format, lint, types of the packages and the tests of the core: what one runs while working (a minute)'
-	@echo 'make test       format, lint and the default tests (minutes)'
+	@echo 'make test       format, lint and the default tests (five minutes on two cores)'
+	@echo 'make test-long  the expensive tests that the default ones leave out (minutes)'
 	@echo 'make test-peers second opinions: Opacus, BackPACK, torchvision, torchmetrics, kymatio, Flower; the wheel'
 	@echo 'make test-shapes'
 	@echo '                the tests of make check, in which the shapes and types of every call are checked'
-	@echo 'make ci         make test, types, make test-peers and make test-shapes: what CI runs'
+	@echo 'make ci         make test, types, make test-peers, make test-long and make test-shapes: what CI runs'
 	@echo 'make test-newest, make test-lowest'
-	@echo '                the default tests on newer Pythons and the newest versions of all, and on the lowest that we admit'
+	@echo '                the default and the long tests on newer Pythons and the newest versions of all, and on the lowest'
 	@echo 'make test-all   every test but those of a GPU, at full counts'
 	@echo 'make latex      compiles exported tables by pdflatex; says why not where it is not installed'
 	@echo 'make test-gpu   the tests that need a CUDA device'
@@ -82,6 +83,7 @@ test: $(VENV)/.dev
 
 ci: test
 	@+$(MAKE) --no-print-directory -j 2 types test-peers
+	@+$(MAKE) --no-print-directory test-long
 	@+$(MAKE) --no-print-directory test-shapes
 
 lint: $(VENV)/.dev
@@ -96,19 +98,22 @@ types: $(VENV)/.dev
 
 # In one process: to import PyTorch and collect once more in others takes as long as a third of these tests.
 core: $(VENV)/.dev
-	$(BIN)/pytest -q -n 0 -m 'not long and not slow and not gpu and not peers' --hypothesis-profile=few $(CORE)
+	$(BIN)/pytest -q -n 0 --hypothesis-profile=few $(CORE)
 
 # A file's tests in one process: what they share, as a trained model, is made once, for a tenth less in all.
 default: $(VENV)/.dev
 	$(BIN)/pytest -q -n $(JOBS) --dist loadfile
+
+test-long: $(VENV)/.dev
+	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m 'long and not slow and not gpu and not peers'
 
 test-peers: $(VENV)/.dev
 	$(BIN)/pytest -q -n $(JOBS) -m 'peers and not slow and not gpu'
 
 # Without the tests that read the sources: they check no calls.
 test-shapes: $(VENV)/.dev
-	LEAKBENCH_SHAPES=1 $(BIN)/pytest -q -n $(JOBS) --dist loadfile -m 'not long and not slow and not gpu and not peers' \
-	  --hypothesis-profile=few $(filter-out tests/test_architecture.py tests/test_catalog.py,$(CORE))
+	LEAKBENCH_SHAPES=1 $(BIN)/pytest -q -n $(JOBS) --dist loadfile --hypothesis-profile=few \
+	  $(filter-out tests/test_architecture.py tests/test_catalog.py,$(CORE))
 
 # Each makes environments of its own, by uv where it is installed. PyTorch of PyTorch's own index with TORCH=cpu.
 test-newest test-lowest: $(VENV)/.made
@@ -119,7 +124,7 @@ test-all: $(VENV)/.dev
 
 # Also among the default tests, which name no reason for what they skip.
 latex: $(VENV)/.dev
-	$(BIN)/pytest -q -n 0 -rs tests/leaderboard/exports/test_formats.py -k latex
+	$(BIN)/pytest -q -n 0 -rs -m 'not slow' tests/leaderboard/exports/test_formats.py -k latex
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/pytest -m gpu
@@ -128,7 +133,7 @@ test-gpu: $(VENV)/.dev
 browser: $(VENV)/.dev
 	@{ command -v chromium && command -v chromedriver; } >/dev/null || \
 	  $$([ "$$(id -u)" -eq 0 ] || echo sudo) apt-get install --yes chromium chromium-driver
-	$(BIN)/pytest -q -n 0 tests/leaderboard/page/test_browser.py tests/leaderboard/site/test_site_browser.py
+	$(BIN)/pytest -q -n 0 -m 'not slow' tests/leaderboard/page/test_browser.py tests/leaderboard/site/test_site_browser.py
 
 gpu-check: $(VENV)/.dev
 	@$(BIN)/python -m leakbench.benchmarks.gpu_check $(GPU_CHECK)

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 import torch
 import typer.main
 
-from . import pretend_device
+from . import costs, pretend_device
 
 # Shapes and types are checked by `make test-shapes` alone: a checked call takes a tenth of a millisecond, as long as
 # all that a small function does, and the tests three times as long. An int is a float, as type checkers have it.
@@ -74,10 +74,35 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+_begun = pytest.StashKey[float]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Notes when a test begins, before its fixtures do."""
+    item.stash[_begun] = costs.cpu_seconds()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips tests marked `gpu`, saying so, where there is no CUDA device."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device, and torch finds none")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Notes the CPU time of a default test, which processes of pytest-xdist hand on with their reports."""
+    default = not any(map(item.get_closest_marker, ("long", "slow", "gpu", "peers")))
+    if call.when == "teardown" and default:
+        item.user_properties.append(("cpu_seconds", costs.cpu_seconds() - item.stash[_begun]))
+    return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Names the default tests that are expensive here; none fails for it, because machines differ."""
+    reports = [each for kind in terminalreporter.stats.values() for each in kind if isinstance(each, pytest.TestReport)]
+    for line in costs.expensive(reports):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True)

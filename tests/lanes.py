@@ -29,6 +29,7 @@ PYTHONS = {"newest": ("3.14", "3.13", "3.12"), "lowest": ("3.11",)}
 OF_RECORD = ("test_the_lowest_versions_that_are_admitted_were_tested", "test_every_python_that_is_admitted_was_tested")
 # Versions of today meet each other's deprecations in the lowest lane, which are no errors of ours.
 OPTIONS = {"newest": (), "lowest": ("-W", "default")}
+SELECTED = ("-m", "not slow and not gpu and not peers")  # the default tests and the long ones
 TESTS = {
     "default": (),
     "mechanisms": (
@@ -137,7 +138,7 @@ def tested(python: Path, lane: str, tests: str, jobs: str, *, recording: bool) -
     """Whether the tests pass, and the quick suite has its ids, its statuses and its epsilons."""
     pytest = [str(python), "-m", "pytest", "-q", *OPTIONS[lane]]
     left_out = [f"--deselect=tests/audit/test_versions.py::{name}" for name in OF_RECORD] if recording else []
-    chosen = [*pytest, "-n", jobs, "--dist", "loadfile", *left_out, *TESTS[tests]]
+    chosen = [*pytest, "-n", jobs, "--dist", "loadfile", *SELECTED, *left_out, *TESTS[tests]]
     quick = [*pytest, "-n", "0", "-m", "slow", "tests/test_quick.py"]
     # Where the environment forbids compiled modules, every process that a test starts would compile all of ours again.
     # Options of pytest's in the environment may leave tests out, which must not be recorded.

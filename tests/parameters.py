@@ -1,8 +1,8 @@
-"""Parameters of tests: many values in one test, pairs of values in place of all combinations, values in turn."""
+"""Parameters of tests: many values in one test, pairs in place of all combinations, few values by default."""
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -74,14 +74,23 @@ def pairwise(*parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
     return rows
 
 
-def in_turn(names: Iterable[Any], values: Sequence[Any]) -> list[Any]:
-    """Each name with one of the values, in turn, by default; the combinations that are left with the slow tests."""
-    slow = pytest.mark.slow
+def in_turn(names: Iterable[Any], values: Sequence[Any], every: int = 1) -> list[Any]:
+    """Each name with one of the values, in turn; the combinations that are left with the slow tests.
+
+    By default or, of names between those that come `every` so often, with the long tests.
+    """
+    slow, long = pytest.mark.slow, pytest.mark.long
     return [
-        pytest.param(name, value, marks=() if number % len(values) == place else slow)
+        pytest.param(name, value, marks=slow if number % len(values) != place else long if number % every else ())
         for number, name in enumerate(names)
         for place, value in enumerate(values)
     ]
+
+
+def long_but(by_default: Container[Any], values: Iterable[Any]) -> list[Any]:
+    """Values of a parameter, or tuples of one for each, as cases; all with the long tests but those named."""
+    cases = [(value, value if isinstance(value, tuple) else (value,)) for value in values]
+    return [pytest.param(*case, marks=() if value in by_default else pytest.mark.long) for value, case in cases]
 
 
 def _missing_pairs(missing: dict[Any, None], row: dict[int, int], column: int, value: int) -> int:

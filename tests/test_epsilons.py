@@ -52,6 +52,7 @@ def test_what_is_released_beside_the_steps_is_composed_with_them(name):
     assert found.epsilon == pytest.approx(composed(events), rel=1e-5)
 
 
+@pytest.mark.long
 @subtests("name", CORRELATED)
 def test_correlated_noise_costs_one_gaussian_for_a_pass(name):
     found = predict(factory(name)(SIGMA), sampling=partition(1 / STEPS), steps=STEPS).claim(DELTA)

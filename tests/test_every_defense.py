@@ -18,6 +18,7 @@ from leakbench.audit.catalog.listing import is_federated
 from leakbench.defenses.core import adapted, poisson, predict
 
 from .defenses import duties
+from .parameters import long_but
 
 # Values under which six steps of a tiny network see more of a method than its defaults show, by the setting's
 # name; a setting that is not here keeps its default.
@@ -97,18 +98,21 @@ NOISY = [name for name in NAMES if FACTORIES[name](1.0).calibrated_multiplier > 
 
 
 # Bounds, views and dropout are the core's: of the methods whose plans look alike to it, the first stands for the others
-# by default. With `make test-all` all of them are tried.
+# with the long tests. With `make test-all` all of them are tried.
 KINDS = {name: kind_of_plan(name) for name in NAMES}
 REPRESENTATIVES = set({KINDS[name]: name for name in reversed(NAMES)}.values())
 # Views and dropout are in what an example is asked, before codec and bound: the first that asks it stands for others.
 ASKING = set({frozenset(k[3] for k in KINDS[name] if isinstance(k, tuple)): name for name in reversed(NAMES)}.values())
 
+# By default, of duties at more cost: a bound of its own, and a codec.
+EXAMPLES = ("auto_s", "ranked")
+
 
 def unless_alike(name, *values, **settings):
-    """A case that `make test` leaves out where another method's plans look alike."""
+    """A case of a few methods by default, and slow where another method's plans look alike."""
     first = name in (ASKING if duties.DRAWN in values else REPRESENTATIVES)
-    marks = [pytest.mark.long] if first else [pytest.mark.long, pytest.mark.slow]
-    return pytest.param(*values, marks=marks, **settings)
+    long = [] if first and name in EXAMPLES else [pytest.mark.long]
+    return pytest.param(*values, marks=long if first else [*long, pytest.mark.slow], **settings)
 
 
 def moving(name, noise_multiplier):
@@ -139,16 +143,20 @@ with_each_bound = pytest.mark.parametrize(
         if "bound" in settings_of(name)[1] and has_one_norm(name)
     ],
 )
-each_in_each_world = pytest.mark.parametrize(
-    ("name", "world"),
-    [
-        pytest.param(name, world, id=f"{name} {kind}")
+
+
+def in_each_world(*plain):
+    """All methods as they are, by default those named, and those that stand for others with views and dropout."""
+    cases = [
+        pytest.param(name, world, id=f"{name} {kind}", marks=() if name in plain else pytest.mark.long)
         if world is duties.PLAIN
         else unless_alike(name, name, world, id=f"{name} {kind}")
         for name in NAMES
         for kind, world in duties.WORLDS.items()
-    ],
-)
+    ]
+    return pytest.mark.parametrize(("name", "world"), cases)
+
+
 # What is the engine's in the first place: sums without somebody, in parts, or one by one, and a step done twice.
 each_kind_in_each_world = pytest.mark.parametrize(
     ("name", "world"),
@@ -239,8 +247,7 @@ def test_noise_has_its_scale_and_two_thirds_or_three_halves_of_it_are_rejected(n
     duties.check_noise(FACTORIES[name])
 
 
-@pytest.mark.long
-@each_in_each_world
+@in_each_world(*EXAMPLES)
 def test_the_ledger_of_a_run_agrees_with_the_prediction_and_its_seeds_decide_the_rest(name, world):
     duties.check_ledger(FACTORIES[name], world)
     duties.check_seeds(FACTORIES[name], world)
@@ -251,7 +258,7 @@ def test_exact_noise_trains_it_too_and_is_charged_as_what_it_is(name, world):
     duties.check_exact_noise(FACTORIES[name], world)
 
 
-@each_in_each_world
+@in_each_world(*NAMES)
 def test_the_steps_of_a_run_can_be_taken_once_more_and_an_empty_batch_is_one(name, world):
     duties.check_retaken(FACTORIES[name], world)
     duties.check_empty_batches(FACTORIES[name], world)
@@ -262,8 +269,7 @@ def test_microbatches_change_nothing(name, world):
     duties.check_microbatches(FACTORIES[name], world)
 
 
-@pytest.mark.long
-@each
+@pytest.mark.parametrize("name", long_but(EXAMPLES, NAMES))
 def test_a_run_interrupted_halfway_goes_on_bit_for_bit_and_float64_stays_float64(name, tmp_path):
     duties.check_interruption(FACTORIES[name], tmp_path)
     duties.check_doubles(FACTORIES[name])

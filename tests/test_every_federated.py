@@ -68,6 +68,7 @@ def test_the_ledgers_of_a_run_agree_with_the_prediction_with_losses_and_its_keys
         assert not torch.equal(parameters(first), parameters(federated(method, federation=federation, key=8)))
 
 
+@pytest.mark.long
 @subtests("name", NAMES)
 def test_what_is_proved_is_proved_for_its_unit_and_no_longer_than_rounds_last(name):
     method, run = build(name, noise_multiplier=1.3), usual(name)
@@ -81,6 +82,7 @@ def test_what_is_proved_is_proved_for_its_unit_and_no_longer_than_rounds_last(na
     assert half.claims(1e-5)[0].epsilon < claim.epsilon
 
 
+@pytest.mark.long
 @subtests("name", NOISY)
 def test_a_method_without_its_noise_is_refused_and_without_any_proves_nothing(name):
     with pytest.raises(ValueError, match=r"noise_multiplier of '.*' must be set before it runs"):
@@ -88,6 +90,7 @@ def test_a_method_without_its_noise_is_refused_and_without_any_proves_nothing(na
     assert math.isinf(federated(build(name, noise_multiplier=0.0)).claim(1e-5).epsilon)
 
 
+@pytest.mark.long
 @subtests("name", [name for name in NAMES if build(name, noise_multiplier=1.3).noise_multiplier])
 def test_exact_noise_is_charged_as_what_it_is(name):
     run = federated(build(name, noise_multiplier=1.3), key=None, exact=True, schedule=EVERYBODY)
@@ -95,12 +98,14 @@ def test_exact_noise_is_charged_as_what_it_is(name):
     assert all(entry.exact for ledger in run.ledgers for entry in ledger.entries)
 
 
+@pytest.mark.long
 @subtests("name", NAMES)
 def test_the_order_of_clients_changes_the_last_digits_at_most(name):
     back = federated(build(name, noise_multiplier=1.3), schedule=RoundSchedule(((2, 0, 3, 1),) * 3))
     torch.testing.assert_close(parameters(usual(name)), parameters(back), rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 @subtests("name", NAMES)
 def test_a_client_that_is_lost_from_the_start_costs_the_others_nothing(name):
     method = build(name, noise_multiplier=1.3)

@@ -53,10 +53,12 @@ def kept():
     return found
 
 
+@pytest.mark.long
 def test_steps_after_the_first_touch_no_new_pages(kept):
     assert kept["left_alone"] > 5 * PAGES and kept["steady"] < PAGES / 5
 
 
+@pytest.mark.long
 def test_memory_is_given_back_on_demand(kept):
     assert PAGES / 2 < kept["after"] < 2 * PAGES
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from .parameters import in_turn, pairwise, subtests
+from .parameters import in_turn, long_but, pairwise, subtests
 
 
 def test_every_case_runs_and_all_that_fail_are_named(tmp_path):
@@ -43,3 +43,16 @@ def test_in_turn_each_name_meets_one_value_by_default_and_all_with_the_slow_test
     assert {case.values for case in cases} == {(name, value) for name in "abcde" for value in (1, 2)}
     assert [case.values for case in cases if not case.marks] == [("a", 1), ("b", 2), ("c", 1), ("d", 2), ("e", 1)]
     assert {mark.name for case in cases for mark in case.marks} == {"slow"}
+    fewer = in_turn("abcde", [1, 2], every=3)
+    assert [case.values for case in fewer if not case.marks] == [("a", 1), ("d", 2)]
+    assert [case.values for case in fewer if [mark.name for mark in case.marks] == ["long"]] == [
+        ("b", 2),
+        ("c", 1),
+        ("e", 1),
+    ]
+
+
+def test_cases_are_long_but_those_named():
+    cases = long_but(["a", ("b", 2)], ["a", ("b", 1), ("b", 2)])
+    assert [case.values for case in cases] == [("a",), ("b", 1), ("b", 2)]
+    assert [[mark.name for mark in case.marks] for case in cases] == [[], ["long"], []]

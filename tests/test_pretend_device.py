@@ -53,7 +53,7 @@ from . import pretend_device
 from .defenses import duties
 from .defenses.core.gradients.engines.architectures import problem
 from .defenses.core.gradients.engines.test_layerwise import KNOWN
-from .parameters import subtests
+from .parameters import long_but, subtests
 from .test_every_defense import FACTORIES, NAMES, unless_alike
 
 HERE = torch.device("cpu")
@@ -201,6 +201,7 @@ def test_noise_that_is_left_on_the_cpu_is_found(device, monkeypatch):
         duties.trained(FACTORIES["dp_sgd"](1.0), device=device)
 
 
+@pytest.mark.long
 def test_exact_noise_and_exact_sums_are_there_too(device):
     run = duties.trained(FACTORIES["dpdr"](1.0), duties.DRAWN, device=device, noise=secure())
     assert run.engine.startswith("one_by_one")
@@ -262,6 +263,7 @@ ALIKE, KEPT = ("conv1d_", "conv2d_", "relu_in_place_"), ("everything", "same_eve
 LAYERS = [name for name in KNOWN if not name.startswith(ALIKE) or name.endswith(KEPT)]
 
 
+@pytest.mark.long
 @subtests("name", LAYERS)
 def test_every_layer_of_our_engine_is_summed_there_as_on_the_cpu(device, name):
     sums = []
@@ -275,6 +277,7 @@ def test_every_layer_of_our_engine_is_summed_there_as_on_the_cpu(device, name):
     torch.testing.assert_close(sums[1].cpu(), sums[0], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.long
 def test_statistics_views_and_averages_are_there_what_they_are_on_the_cpu_and_go_on_from_a_file(device, tmp_path):
     statistics = FeatureStatistics(mean_norm=1.0, square_norm=1.0, noise_multiplier=3.0)
     settings = {"average": 0.5, "statistics": statistics}
@@ -382,6 +385,7 @@ CLOSED_FORMS = [
 """Attacks on one update that are for some networks and releases, and that do not search."""
 
 
+@pytest.mark.long
 def test_a_closed_form_finds_there_what_it_finds_on_the_cpu(device):
     def shared(where: torch.device, defense: Defense, examples: int) -> Observation:
         layers = (nn.Flatten(), nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 3))
@@ -467,7 +471,7 @@ def test_local_steps_are_summed_simulated_and_attacked_there_as_on_the_cpu(devic
         assert torch.allclose(one, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("searches_there", [True, False])
+@pytest.mark.parametrize("searches_there", long_but([False], [True, False]))
 def test_a_prior_is_fitted_to_many_subjects_there_and_to_few_on_the_cpu(device, monkeypatch, searches_there):
     if searches_there:
         monkeypatch.setattr(conjugate_prior, "_FEW", 0)
@@ -527,6 +531,7 @@ def test_the_whole_quick_suite_of_one_seed_runs_there(device, tmp_path):
     assert {record.engine for record in found.values() if record.status == "ok"} == {"layerwise"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["dirac", pytest.param("random", marks=pytest.mark.slow), "mislabelled"])
 def test_canaries_are_put_in_there(accelerator, tmp_path, kind):
     """Also drawn anew in each mask, by a table that every step looks into."""

@@ -18,6 +18,8 @@ from leakbench.audit.run import harness
 from leakbench.audit.suite.suite import load
 from leakbench.benchmarks import data
 
+from .parameters import long_but
+
 ROOT = Path(__file__).parents[1]
 PARTS = ("attacks", "audit", "benchmarks", "defenses", "docs", "leaderboard")
 DOCUMENTS = sorted(
@@ -99,6 +101,8 @@ def a_step(folder: Path) -> dict[str, Any]:
     return given | {"optimizer": optimizer, "step": 0, "noisy_sum": np.zeros(650), "theta": np.zeros(650)}
 
 
+# Documents whose snippets take longer than half a second.
+LONG = {"attacks/README.md", "benchmarks/README.md", "defenses/README.md", "docs/audit.md", "leaderboard/README.md"}
 GIVEN: dict[str, Callable[[Path], dict[str, Any]]] = {
     "benchmarks/README.md": own_data,
     "docs/audit.md": a_model,
@@ -107,8 +111,7 @@ GIVEN: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", long_but(set(DOCUMENTS) - LONG, DOCUMENTS))
 def test_every_snippet_runs_as_it_is_printed(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -75,6 +75,7 @@ def length(model: nn.Module, x: torch.Tensor, label: int) -> float:
     return float(update(model, x, label, bounded(1e9)).released.norm())
 
 
+@pytest.mark.long
 @subtests("share, label", [(0.1, 0), (0.98, 1)])
 @subtests(
     "kind, activation, classes",
@@ -115,6 +116,7 @@ NETWORKS = [
 SHARES = [(0.02, "auto"), (0.3, "unknown"), (0.99, "auto"), (0.02, "unknown"), (0.3, "auto"), (0.99, "unknown")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("network_settings", "shares"),
     [
@@ -143,6 +145,7 @@ def test_a_factor_that_is_told_to_be_one_is_taken_for_one_or_contradicted():
     assert r_gap(update(model, x, 1, bounded(1e9)), clip_factor="one").status == "ok"
 
 
+@pytest.mark.long
 def test_a_clip_factor_hides_where_the_mask_hides_the_bias_too():
     model, x = network("fcn3", "leaky", 1, head=True), image()
     norm = 0.3 * length(model, x, 1)
@@ -236,6 +239,7 @@ def attacked(seed: int) -> tuple[str, Reconstruction | None, torch.Tensor]:
         return release, None, x
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", [range(15), pytest.param(range(15, 600), marks=pytest.mark.slow)])
 def test_ok_goes_with_the_private_image_whatever_the_network_and_the_release(seeds):
     """Parts of the input that an attack does not claim may be wrong; of what it calls right nothing may."""

@@ -12,6 +12,7 @@ from leakbench.attacks.core import NotApplicable
 from . import toys
 
 
+@pytest.mark.long
 def test_every_candidate_contributes_the_clip_norm_so_the_auc_is_that_of_a_gaussian():
     noise, aucs, calls = 2.0, [], 2
     for seed in range(6):

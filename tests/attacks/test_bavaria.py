@@ -49,6 +49,7 @@ def overfitted(*, models: int, count: int = 3000, seed: int = 0) -> tuple[ModelA
     return target, trained[0]
 
 
+@pytest.mark.long
 def test_with_four_references_offline_it_is_at_least_rmia_and_that_at_least_lira():
     aucs, at_low_rates = [], []
     for seed in range(2):
@@ -61,6 +62,7 @@ def test_with_four_references_offline_it_is_at_least_rmia_and_that_at_least_lira
     assert low[2] > max(low[:2])
 
 
+@pytest.mark.long
 def test_online_with_few_models_it_is_at_least_lira_with_either_variance():
     for models in (4, 8, 16):
         target, member = overfitted(models=models)
@@ -74,6 +76,7 @@ def found_at(scores: torch.Tensor, member: torch.Tensor, rate: float) -> float:
     return float((scores[member] > threshold).double().mean())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("online", [True, False])
 def test_with_many_models_it_attains_the_auc_of_the_exact_parameters(online):
     target, member = world(models=256)
@@ -92,6 +95,7 @@ def drawn(
     return torch.tensor(values[:each, :count]), torch.tensor(values[each, :count])
 
 
+@pytest.mark.long
 def test_the_prior_is_recovered_from_many_subjects_and_predicts_as_it_says():
     values, following = drawn(20_000, 4, location=1.5, kappa=0.4, alpha=3.0, beta=2.0)
     seen = Summary.of(values, torch.ones_like(values, dtype=torch.bool))
@@ -107,6 +111,7 @@ def test_the_prior_is_recovered_from_many_subjects_and_predicts_as_it_says():
     assert stats.kstest(stats.norm.cdf(own), "uniform").pvalue < 1e-6
 
 
+@pytest.mark.long
 def test_the_likelihood_that_is_maximised_is_the_integral_over_means_and_variances():
     values = torch.tensor([[0.3], [1.1], [-0.4]], dtype=torch.float64)
     prior = ConjugatePrior(*(torch.tensor(x, dtype=torch.float64) for x in ([0.5], 0.7, 2.0, 1.5)))
@@ -145,6 +150,7 @@ def test_scores_are_the_ratio_of_scipys_densities_of_the_posteriors():
     assert torch.allclose(bavaria(target, shadows=8).scores, expected.double(), atol=2e-4)
 
 
+@pytest.mark.long
 def test_offline_one_candidate_s_own_members_answers_hardly_count():
     target, _ = world(models=8, count=400)
     bank = target.shadows
@@ -161,6 +167,7 @@ def test_offline_one_candidate_s_own_members_answers_hardly_count():
     assert abs(moved[True]) > 1 > 20 * abs(moved[False])
 
 
+@pytest.mark.long
 def test_models_that_all_answer_alike_give_finite_scores_and_too_few_are_refused():
     target, _ = world(models=8, spread=0.0, count=20)
     assert bavaria(target, shadows=8).scores.isfinite().all()
@@ -183,6 +190,7 @@ def test_the_prior_is_found_on_a_plateau_of_the_likelihood_too():
     assert 50 < float(found.kappa) < 120
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("factor", [1e-6, 1e6])
 def test_in_other_units_and_from_another_zero_log_odds_have_the_same_scores(factor):
     target, _ = world(models=8, count=60)
@@ -197,6 +205,7 @@ def test_in_other_units_and_from_another_zero_log_odds_have_the_same_scores(fact
     assert torch.allclose(after, before, atol=0.02)
 
 
+@pytest.mark.long
 def test_capped_log_odds_have_the_same_scores_in_every_order():
     """Of variances of 0 the likelihood had several maxima, and the order of the candidates chose among them."""
     coins = torch.Generator().manual_seed(3)

@@ -232,6 +232,7 @@ def test_alternation_over_seen_entries_is_the_singular_vector_where_all_are_seen
     assert strength == pytest.approx(again, rel=1e-6)
 
 
+@pytest.mark.long
 def test_a_noisy_update_is_attacked_by_total_least_squares_and_by_the_other_where_asked():
     model, truth = network(64, 60, 4), drawn(1, 64)
     errors = {"total_least_squares": 0.0, "least_squares": 0.0}

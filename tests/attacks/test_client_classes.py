@@ -62,6 +62,7 @@ def test_scores_without_noise_are_the_shares_of_the_classes():
     assert torch.allclose(scores / scores.sum(), torch.tensor([0.6, 0.3, 0.1, 0.0], dtype=torch.float64), atol=0.15)
 
 
+@pytest.mark.long
 def test_more_messages_tell_more_and_noise_alone_tells_nothing():
     right = {"first": 0, "all": 0}
     for seed in range(100):
@@ -77,6 +78,7 @@ def test_more_messages_tell_more_and_noise_alone_tells_nothing():
     assert 5 <= drowned <= 47
 
 
+@pytest.mark.long
 def test_scores_of_exchanged_clients_are_at_chance():
     """A client's answer, held against the classes of another that was drawn independently."""
     coins = toys.generator(8)

@@ -84,6 +84,7 @@ def test_clipping_of_each_example_changes_nothing():
     assert worst(cocktail(target, toys.generator(1)).inputs, batch.inputs) < 1e-12
 
 
+@pytest.mark.long
 def test_a_known_mask_hides_nothing_while_enough_is_kept():
     target, batch = shared(2, keep=0.6, clip_norm=0.1, seed=4, width=40)
     assert worst(cocktail(target, toys.generator(1)).inputs, batch.inputs) < 1e-10
@@ -97,6 +98,7 @@ def test_of_a_wide_layer_half_and_a_third_are_enough_for_every_image(keep):
     assert result.determined is not None and bool(result.determined.all())
 
 
+@pytest.mark.long
 def test_independence_alone_is_a_start_and_the_network_makes_it_exact():
     target, batch = shared(4, seed=1)
     start, end = (cocktail(target, toys.generator(2), steps=steps) for steps in (0, 30))
@@ -106,6 +108,7 @@ def test_independence_alone_is_a_start_and_the_network_makes_it_exact():
     assert worst(start.inputs, batch.inputs) < worst(torch.full_like(batch.inputs, 0.5), batch.inputs)
 
 
+@pytest.mark.long
 def test_noise_decides_how_well_images_are_found_and_much_of_it_is_told():
     target, batch = shared(2, seed=5)
     size = float(target.released.square().mean().sqrt())
@@ -118,6 +121,7 @@ def test_noise_decides_how_well_images_are_found_and_much_of_it_is_told():
     assert [status for _, status in found] == ["ok", "ok", "degraded"]
 
 
+@pytest.mark.long
 def test_one_image_that_is_not_matched_is_told_however_well_the_others_are():
     target, _ = shared(6, activation=nn.ReLU(), seed=3)
     result = cocktail(target, toys.generator(2))
@@ -130,6 +134,7 @@ def test_one_image_that_is_not_matched_is_told_however_well_the_others_are():
     assert whole.status == "ok" and whole.determined is not None and bool(whole.determined.all())
 
 
+@pytest.mark.long
 def test_an_update_of_others_gives_their_images_and_none_of_the_sought():
     target, decoys = shared(2, seed=6)
     sought = pictures(2, seed=60)

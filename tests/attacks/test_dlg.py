@@ -40,6 +40,7 @@ def mse(guess: Tensor, image: Tensor) -> float:
     return float((guess - image).square().mean())
 
 
+@pytest.mark.long
 def test_a_photo_and_its_label_are_found_from_the_papers_network():
     observation, x, y = photo_update(1, 12)
     result = dlg(observation, toys.generator(1), iterations=100)
@@ -70,6 +71,7 @@ def update_of_toy(defense: Defense, *, seed: int = 0, step: int = 0, count: int 
     return shared[0], inputs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("defense", "step"), [(MASKED, 0), (PROJECTED, 0), (TWO_PARTS, 1)])
 def test_masked_projected_and_two_part_updates_give_the_image_away(defense, step):
     observation, x = update_of_toy(defense, step=step)
@@ -87,12 +89,14 @@ def test_a_basis_of_all_axes_gives_the_distances_of_the_dense_update():
         torch.testing.assert_close(squared_distance(rotated)(x, batch.labels), expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.long
 def test_a_batch_of_two_is_found_in_some_order():
     observation, x = update_of_toy(sgd(), count=2, seed=1)
     found = dlg(observation, toys.generator(3), iterations=200).inputs
     assert min(mse(found, x), mse(found.flip(0), x)) < 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("noise", [0.003, 0.01])
 def test_it_ends_where_noise_leaves_nothing_to_fit(noise):
     observation, _ = toys.update_target(noise=noise)
@@ -103,6 +107,7 @@ def test_it_ends_where_noise_leaves_nothing_to_fit(noise):
     assert unaware.objective < early.objective  # there was more to go down, into the noise
 
 
+@pytest.mark.long
 def test_under_noise_of_private_training_nothing_is_better_than_the_floor():
     """At multiplier 1 the start explains the update as well as anything does, and that is said."""
     grey = torch.full((1,), 0.5, dtype=torch.float64)

@@ -33,7 +33,7 @@ from leakbench.attacks.core import (
     attack,
 )
 
-from ..parameters import subtests
+from ..parameters import long_but, subtests
 from . import toys
 
 FOLDER = Path(inspect.getfile(attacks)).parent
@@ -43,6 +43,8 @@ CHEAP = {"iterations": 100, "restarts": 1, "shadows": 8}
 # Where results are compared with one another, not with the truth.
 HASTY = CHEAP | {"iterations": 15}
 SEEDS = range(4)
+# By default, of duties at more cost: quick attacks of each kind.
+EXAMPLES = ("lira", "loss_threshold", "imprint", "rero")
 ANSWER = {
     "membership": "scores",
     "reconstruction": "inputs",
@@ -140,8 +142,7 @@ def test_a_file_holds_the_attack_of_its_name(name):
     assert one.summary.endswith(".")
 
 
-@pytest.mark.parametrize("name", of_kind("membership"))
-@pytest.mark.long
+@pytest.mark.parametrize("name", long_but(EXAMPLES, of_kind("membership")))
 def test_scores_on_exchangeable_candidates_are_at_chance_level(name):
     aucs = []
     for seed in SEEDS:
@@ -152,8 +153,7 @@ def test_scores_on_exchangeable_candidates_are_at_chance_level(name):
     assert abs(sum(aucs) / len(aucs) - 0.5) < 5 * 0.0145
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", of_kind("membership"))
+@pytest.mark.parametrize("name", long_but(EXAMPLES, of_kind("membership")))
 def test_members_of_a_leaky_target_are_told_apart(name):
     for seed in SEEDS:
         target, member, result = scored(name, seed)
@@ -161,9 +161,8 @@ def test_members_of_a_leaky_target_are_told_apart(name):
         assert target.candidates is not None and torch.equal(result.ids, target.candidates.ids)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("enough", [2, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", of_kind("reconstruction"))
+@pytest.mark.parametrize("name", long_but(EXAMPLES, of_kind("reconstruction")))
 def test_an_update_of_one_image_gives_the_image_away(name, enough):
     one, gains = method(name), []
     for seed in SEEDS:
@@ -197,8 +196,7 @@ def test_who_picks_is_right_on_an_update_of_nothing_else_and_at_chance_on_one_of
     assert right[0.0] == 40 and right[1e3] <= 16
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in of_kind("reconstruction") if not picks(method(name))])
+@pytest.mark.parametrize("name", long_but(EXAMPLES, [n for n in of_kind("reconstruction") if not picks(method(n))]))
 @pytest.mark.parametrize("seeds", [SEEDS[:1], pytest.param(SEEDS[1:], marks=pytest.mark.slow)])
 def test_an_update_of_noise_gives_nothing_away(name, seeds):
     one = method(name)
@@ -257,8 +255,7 @@ def test_without_what_it_must_know_it_is_refused_and_told_the_field(name):
         assert str(need.name) in (one.check(offered) or "")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", long_but(EXAMPLES, NAMES))
 def test_it_reads_what_it_declared_and_its_coins_alone_and_leaves_global_randomness_as_it_was(name):
     """Runs on a target stripped of everything undeclared, and gives what it gave on a full one from equal coins."""
     one = method(name)
@@ -272,8 +269,7 @@ def test_it_reads_what_it_declared_and_its_coins_alone_and_leaves_global_randomn
     assert torch.equal(answer, getattr(bare, ANSWER[one.kind]))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", long_but(EXAMPLES, NAMES))
 def test_on_an_accelerator_it_finds_what_it_finds_on_the_cpu(name, accelerator):
     one = method(name)
     whole, answer = hasty(name)

@@ -32,6 +32,7 @@ def test_the_only_example_of_a_class_is_isolated_whatever_the_clip_norm(clip_nor
         assert float((result.inputs[0] - batch.inputs[4]).abs().max()) < 1e-3
 
 
+@pytest.mark.long
 def test_of_a_class_with_several_one_is_isolated_by_bisection_within_the_calls_allowed():
     isolated = 0
     for seed in range(4):
@@ -44,6 +45,7 @@ def test_of_a_class_with_several_one_is_isolated_by_bisection_within_the_calls_a
     assert isolated >= 2
 
 
+@pytest.mark.long
 def test_without_enough_calls_nothing_is_returned_rather_than_a_mixture():
     answers = [fishing(of_labels([0] * 8, seed=seed)[0], toys.generator(0)) for seed in range(6)]
     for result in answers:
@@ -51,6 +53,7 @@ def test_without_enough_calls_nothing_is_returned_rather_than_a_mixture():
     assert any(not len(result.inputs) for result in answers)
 
 
+@pytest.mark.long
 def test_noise_of_a_real_size_hides_the_example():
     for seed in range(3):
         target, batch = of_labels([0, 0, 1, 2, 2, 3, 3, 3], seed=seed, noise=0.4)

@@ -88,6 +88,7 @@ def test_noise_in_single_precision_gives_every_release_away(release, std):
     assert (found[:4] > 1).all() and (found[4:] < -1).all()
 
 
+@pytest.mark.long
 @subtests("std", [2.0, 10.0])
 @subtests("release", [ours_os, ours_secure])
 def test_nothing_is_found_in_ours(release, std):
@@ -117,6 +118,7 @@ def test_forty_releases_each_way_of_a_model_of_200_000_parameters(release, leaks
     assert leaks or abs(auc(before_chance(*found)) - 0.5) < 4 * 0.065
 
 
+@pytest.mark.long
 def test_the_noise_of_a_continuum_gives_evidence_around_zero_whatever_its_size():
     """Else the score would hold what Gaussian tests find already, and nothing could be learned from it."""
     drawn = torch.randn(200, 4_000, generator=toys.generator(2), dtype=torch.float64)

@@ -51,6 +51,7 @@ def test_scores_are_the_ratio_of_the_densities_with_the_whole_covariance():
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_it_attains_what_a_normal_sum_of_others_allows():
     """Normal gradients and unknown others: AUC Phi(mu / sqrt 2), with mu^2 = v^T Sigma^-1 v of the true covariance."""
     coins, dim, count, others = toys.generator(5), 40, 4000, 20
@@ -69,6 +70,7 @@ def test_it_attains_what_a_normal_sum_of_others_allows():
     assert abs(toys.auc(scores, took_part) - stats.norm.cdf(mu / math.sqrt(2))) < 0.02
 
 
+@pytest.mark.long
 def test_knowing_the_public_beats_directions_alone_and_knowing_the_others_beats_it():
     aucs = {}
     for seed in range(4):

@@ -65,6 +65,7 @@ def test_the_mismatch_of_statistics_on_paper():
     assert statistics_mismatches(plain, observation.released)(images).tolist() == [1.5 + 0.75]
 
 
+@pytest.mark.long
 def test_statistics_of_the_private_batch_help_where_gradients_alone_do_not():
     """Of a batch whose statistics the model has seen, at few steps: as far as it gets with them and without."""
     gains = []
@@ -88,6 +89,7 @@ def test_statistics_of_the_private_batch_help_where_gradients_alone_do_not():
     assert sum(gains) / len(gains) > 0.3
 
 
+@pytest.mark.long
 def test_an_image_is_recovered_and_starts_together_find_it_where_one_alone_fails():
     observation, batch, _ = known_network(1)
     alone, group = (
@@ -124,6 +126,7 @@ def whole_network(number: int, pixels: int) -> tuple[Observation, Tensor, nn.Seq
     return observed(shared, world), photo, model, public.mean(dim=0, keepdim=True)
 
 
+@pytest.mark.long
 def test_a_whole_network_as_leakbench_update_reads_it_gives_a_photo_away():
     observation, photo, model, mean = whole_network(0, 8)
     assert observation.structure is not None

@@ -36,6 +36,7 @@ PROJECTED = rpdp(rank=100, clip_norm=1e6, noise_multiplier=0.0)
 CLIPPED = dp_sgd(clip_norm=1e-3, noise_multiplier=0.0)
 
 
+@pytest.mark.long
 @subtests("label, defense", [(0, sgd()), (3, CLIPPED), (0, MASKED), (3, PROJECTED)])
 def test_the_label_is_read_off_and_the_image_found(label, defense):
     observation, x = update(defense, label)

@@ -17,6 +17,7 @@ def exact(result: Reconstruction, inputs: torch.Tensor) -> int:
     return int((apart.amin(dim=1) < 1e-3).sum()) if len(result.inputs) else 0
 
 
+@pytest.mark.long
 @subtests("clip_norm", [None, 0.1])
 def test_most_images_of_a_batch_are_in_bins_of_their_own_and_clipping_does_not_mix_them(clip_norm):
     recovered = 0

@@ -27,6 +27,7 @@ def test_an_image_behind_a_linear_layer_is_found_to_40_db():
     assert result.status == "ok"
 
 
+@pytest.mark.long
 def test_of_several_starts_the_one_with_the_smallest_objective_is_returned():
     target, _ = toys.conv_step(dtype=torch.float32)
     coins = toys.generator(5)
@@ -37,6 +38,7 @@ def test_of_several_starts_the_one_with_the_smallest_objective_is_returned():
     assert together.history is not None and together.history.shape == (3, 30)
 
 
+@pytest.mark.long
 def test_restarts_side_by_side_give_what_they_give_in_turn():
     target, _ = toys.conv_step(dtype=torch.float32)
     turn, side = (inverting_gradients(target, toys.generator(5), iterations=12, restarts=5, at_once=n) for n in (1, 3))
@@ -73,6 +75,7 @@ def test_the_result_is_the_best_iterate_and_lies_in_the_box():
     assert result.inputs.min() >= 0 and result.inputs.max() <= 1
 
 
+@pytest.mark.long
 def test_the_range_of_the_inputs_is_immaterial():
     """Inputs in [0, 255] behind a model that divides by 255 are found as those in [0, 1] are."""
 
@@ -155,6 +158,7 @@ def test_the_likelihood_is_the_whitened_squared_distance_and_knows_how_long_an_u
     assert values.item() == pytest.approx(0.5, rel=0.1) and mismatches.item() < 0.01
 
 
+@pytest.mark.long
 @subtests("noise", [0.0, 1e-3])
 def test_an_image_is_found_by_likelihood_too_under_noise_and_without(noise):
     target, batch = toys.conv_step(noise=noise, dtype=torch.float32)

@@ -88,6 +88,7 @@ def overlap(found: Tensor, truth: list[int]) -> float:
     return sum((Counter(found.tolist()) & Counter(truth)).values()) / len(truth)
 
 
+@pytest.mark.long
 @subtests("bias", [True, False])
 @subtests("built", [linear, tanh_net, conv])
 def test_the_label_of_one_example_is_certain_whatever_stands_before_the_last_layer(built, bias):
@@ -157,6 +158,7 @@ def named(noise: float, *, seed: int, labels: list[int]) -> tuple[int, int]:
 LEARNED = tanh_net(seed=3)
 
 
+@pytest.mark.long
 def test_noise_names_no_label_and_little_noise_names_them_all():
     """At level 0.05 over all classes: among 40 updates of noise, more than 8 with a name have a chance below 0.1 %."""
     wrong = 0
@@ -213,6 +215,7 @@ def test_a_masked_update_of_one_example_gives_its_label_away_and_a_batch_says_wh
     assert (result.counts[~result.observed] == 0).all() and (result.upper[~result.observed] > 0).all()
 
 
+@pytest.mark.long
 def test_projected_updates_are_held_against_what_public_examples_would_release():
     labels = [1, 1, 1, 1, 4, 4, 7, 9]
     for seed in range(3):

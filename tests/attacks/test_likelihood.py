@@ -103,6 +103,7 @@ def test_a_canary_that_fills_its_bound_has_the_power_that_theory_gives(release):
     assert abs(tpr_at_1pct(scores, member) - GOLDEN_TPR) < 3 * SE_TPR
 
 
+@pytest.mark.long
 @subtests("scale", [2 / 3, 3 / 2])
 @subtests("release", RELEASES)
 def test_noise_of_a_wrong_scale_would_be_noticed(release, scale):

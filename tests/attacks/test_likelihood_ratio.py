@@ -53,6 +53,7 @@ def test_a_lazy_transcript_is_read_one_step_at_a_time():
     assert alive == [0, 0, 1, 2]  # the check looks at the first step
 
 
+@pytest.mark.long
 def test_more_steps_tell_more():
     aucs = []
     for steps in (1, 4, 16):

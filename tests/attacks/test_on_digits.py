@@ -1,5 +1,6 @@
 """Attacks with shadow models on digits: a small network, trained on few of them until it knows them by heart."""
 
+import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
@@ -92,6 +93,7 @@ def found(worlds: list[tuple[ModelAccess, Tensor]], one, **settings) -> tuple[fl
     return sum(aucs) / len(aucs), sum(rates) / len(rates)
 
 
+@pytest.mark.long
 def test_shadow_models_find_members_at_a_low_rate_where_the_loss_does_not():
     worlds = overfitted(targets=8, shadows=16, epochs=60, seed=0)
     auc, rate = found(worlds, loss_threshold)
@@ -104,6 +106,7 @@ def test_shadow_models_find_members_at_a_low_rate_where_the_loss_does_not():
             assert higher > 2 * rate, one
 
 
+@pytest.mark.long
 def test_with_four_references_bavaria_finds_at_least_what_rmia_and_lira_find():
     worlds = overfitted(targets=8, shadows=8, epochs=60, seed=0)
     (by_lira, low_lira), (by_rmia, low_rmia), (by_bavaria, low_bavaria) = (

@@ -33,6 +33,7 @@ def test_the_ratio_of_the_run_is_that_of_its_steps_and_of_what_lies_beside_them(
     assert float((alone - likelihood_ratio(both).scores).abs().max()) > 1e-3
 
 
+@pytest.mark.long
 def test_it_tells_members_where_noise_is_little_and_nobody_where_it_is_much():
     found = {
         noise: [

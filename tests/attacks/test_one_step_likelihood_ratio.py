@@ -1,5 +1,6 @@
 """What is particular to the likelihood ratio of one step; the formulas are tested in test_likelihood.py."""
 
+import pytest
 import torch
 from scipy.stats import norm
 
@@ -8,6 +9,7 @@ from leakbench.attacks.one_step_likelihood_ratio import one_step_likelihood_rati
 from . import toys
 
 
+@pytest.mark.long
 def test_its_power_is_that_of_the_average_contribution():
     """With all others removed, the AUC is the mean of Phi(||v|| / (s sqrt 2)) when all ||v|| are alike."""
     expected, found = [], []

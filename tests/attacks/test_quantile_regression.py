@@ -34,6 +34,7 @@ def world(*, spread: float, seed: int = 0, count: int = 1000) -> tuple[ModelAcce
     ]
 
 
+@pytest.mark.long
 def test_what_strangers_like_it_get_is_taken_off():
     target, member = world(spread=8.0)
     by_loss = toys.auc(loss_threshold(target).scores, member)
@@ -42,6 +43,7 @@ def test_what_strangers_like_it_get_is_taken_off():
     assert by_loss < 0.66 and by_regression > 0.72
 
 
+@pytest.mark.long
 def test_coins_decide_the_regression_and_nothing_else():
     target, _ = world(spread=1.0, count=200)
     first, again = (quantile_regression(target, toys.generator(3)).scores for _ in range(2))

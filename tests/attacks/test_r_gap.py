@@ -93,6 +93,7 @@ def test_fcn3_gives_its_input_away_to_the_last_digit(side):
     assert result.labels.tolist() == [1] and result.status == "ok" and result.objective < 1e-12
 
 
+@pytest.mark.long
 def test_small_images_of_cnn6_are_found():
     observation, x = update(built("cnn6", (3, 12, 12)), (3, 12, 12), label=1)
     result = r_gap(observation)
@@ -115,6 +116,7 @@ def test_the_narrow_cnn6_leaves_280_dimensions_of_its_second_layer_open():
     assert (refused.value.layer, refused.value.deficit) == (2, 280)
 
 
+@pytest.mark.long
 def test_ten_classes_and_three_convolutions_clipped_or_not():
     for defense in (OPEN, dp_sgd(clip_norm=0.01, noise_multiplier=0.0)):
         observation, x = update(ten_classes(), SMALL, defense, label=7)
@@ -122,6 +124,7 @@ def test_ten_classes_and_three_convolutions_clipped_or_not():
         assert mse(result.inputs, x) < 1e-15 and result.labels.tolist() == [7] and result.alternatives is None
 
 
+@pytest.mark.long
 def test_a_correct_answer_of_one_logit_has_a_twin_that_shares_the_same_update():
     model, found = built("fcn3", (1, 8, 8)).double(), []
     for label in (0, 1):
@@ -190,6 +193,7 @@ def layers(classes: int, *, bias: bool, activation: type[nn.Module] = nn.LeakyRe
     return nn.Sequential(nn.Flatten(), first, activation(), second, activation(), last)
 
 
+@pytest.mark.long
 @subtests(
     "model, label, sparsity",
     [

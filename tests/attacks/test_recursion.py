@@ -150,6 +150,7 @@ def test_random_inputs_and_the_described_forward_pass_are_those_of_the_model():
     torch.testing.assert_close(results(made.network, inputs)[made.network.operations[-1].name], model(inputs).detach())
 
 
+@pytest.mark.long
 def test_noise_grows_from_layer_to_layer_and_weights_by_variance_hold_some_of_it_back():
     model, errors = models.build("cnn6", input_shape=(3, 12, 12), classes=1, seed=0), {}
     settings: list[tuple[float, Solver]] = [(1e-8, "ls"), (1e-8, "gls"), (1e-8, "map"), (1e-6, "ls")]

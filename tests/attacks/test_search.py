@@ -32,6 +32,7 @@ def dlg(target: Observation, coins: torch.Generator, *, iterations: int = 250, r
     return Reconstruction(inputs=inputs, labels=labels, objective=found.objective, restarts=restarts)
 
 
+@pytest.mark.long
 def test_deep_leakage_from_gradients_is_a_few_lines_and_finds_an_image_and_its_label():
     target, truth = toys.conv_step(dtype=torch.float32, seed=1)
     found = dlg(target, toys.generator(0))

@@ -91,6 +91,7 @@ def errors(result: Reconstruction, truth: Tensor) -> Tensor:
     return (squares / known.flatten(1).sum(1).clamp(min=1)[:, None]).sqrt().amin(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", [range(24), pytest.param(range(24, 1000), marks=pytest.mark.slow)])
 def test_under_noise_ok_goes_with_what_the_noise_allows_whatever_the_network_and_the_release(seeds):
     """Rows of several examples look like one's under noise, and what shows at all may be far off."""
@@ -107,6 +108,7 @@ def test_under_noise_ok_goes_with_what_the_noise_allows_whatever_the_network_and
     assert right["one"] > 0.2 * len(seeds) and right["batch"] > 0.05 * len(seeds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", [range(24), pytest.param(range(24, 1000), marks=pytest.mark.slow)])
 def test_without_noise_ok_is_right_behind_masks_too_and_what_is_certified_is_exact(seeds):
     right = Counter[str]()

@@ -43,6 +43,7 @@ def taken_for_one_step(seen: Observation, step: Observation) -> Observation:
     return replace(step, released=seen.released, **changes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("encoded", [None, "mask"])
 def test_on_one_step_it_is_inverting_gradients_whatever_the_share(encoded):
     coordinates = torch.eye(toys.parameters_of_conv_net())
@@ -56,6 +57,7 @@ def test_on_one_step_it_is_inverting_gradients_whatever_the_share(encoded):
         assert torch.equal(found.history, expected.history)
 
 
+@pytest.mark.long
 def test_held_at_the_first_weights_it_is_what_believes_in_one_step():
     seen, _, _ = local_update(0)
     settings = {"iterations": 25}
@@ -97,6 +99,7 @@ def test_on_a_quadratic_the_best_share_beats_the_first_weights_and_lies_within()
     assert float(slope) == pytest.approx(float((found[11] - found[9]) / 0.02), rel=1e-2)
 
 
+@pytest.mark.long
 def test_several_steps_are_inverted_better_than_by_believing_in_one():
     seen, inputs, _ = local_update(0)
     found = sme(seen, toys.generator(1), iterations=75)
@@ -137,6 +140,7 @@ def test_defended_steps_are_attacked_side_by_side_as_one_after_another(defense):
     assert together.history is not None and together.history.shape == (3, 8) and together.history.isfinite().all()
 
 
+@pytest.mark.long
 def test_unrolled_steps_give_images_away():
     seen, inputs, labels = local_update(0, epochs=2)
     assert float(direction_mismatch(seen)(inputs, labels)) < 1e-6

@@ -104,6 +104,7 @@ def test_nothing_is_certified_under_noise(relative, dtype):
     assert result is None or (result.certified is not None and not result.certified.any())
 
 
+@pytest.mark.long
 def test_under_little_noise_inputs_are_found_and_noise_decides_how_well():
     found = []
     for relative in (1e-3, 1e-2):
@@ -113,6 +114,7 @@ def test_under_little_noise_inputs_are_found_and_noise_decides_how_well():
     assert found[0] < 1e-3 and found[0] < found[1] < 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("keep", "most"), [pytest.param(0.5, 3e-6, marks=pytest.mark.slow), (0.2, 3e-5)])
 def test_under_noise_a_masked_gradient_is_completed_as_well_as_its_entries_are_known(keep, most):
     found = []
@@ -126,6 +128,7 @@ def test_under_noise_a_masked_gradient_is_completed_as_well_as_its_entries_are_k
     assert found[0] < most and 30 < found[1] / found[0] < 300
 
 
+@pytest.mark.long
 def test_entries_that_are_mostly_noise_complete_to_nothing():
     update, _ = random_update(4, width=100, inputs=50, seed=1, keep=0.3, noise=1.0)
     with pytest.raises(NotApplicable, match="predicts entries that were held out"):
@@ -197,6 +200,7 @@ def alike(batch: int, spread: float, *, seed: int) -> tuple[Observation, Example
     )
 
 
+@pytest.mark.long
 @subtests("spread, seed, share", [(0.5, 1, 0.38), (0.3, 1, 0.55), (0.2, 2, 0.69)])
 def test_neurons_that_are_on_for_all_eight_examples_do_not_hide_them(spread, seed, share):
     update, shared, on = alike(8, spread, seed=seed)

@@ -58,6 +58,7 @@ def test_scores_are_the_best_of_five_standardised_cosines_against_the_public_s()
     np.testing.assert_allclose(weight_updates(update, batch_size=77).scores.numpy(), expected, atol=1e-5)
 
 
+@pytest.mark.long
 def test_who_was_trained_on_in_several_steps_is_found_and_five_looks_raise_no_stranger():
     outside, aucs = [], []
     for seed in range(4):

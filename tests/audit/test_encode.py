@@ -200,6 +200,7 @@ share = { data = "features:digits.npz", model = "linear", noise = "none" }
 """
 
 
+@pytest.mark.long
 def test_attacks_on_features_run_or_say_why_not(mine, command, tmp_path):
     assert command("digits", *OWN)[0] == 0
     records = {record.attack.name if record.attack else "": record for record in run(SUITE, tmp_path)}

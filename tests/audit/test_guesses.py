@@ -79,6 +79,7 @@ def shared(defense: Defense, *, batch: int = 1, step: int = 1, model: nn.Module 
     return target, labels
 
 
+@pytest.mark.long
 @subtests("batch", [1, 3])
 @subtests("name", DEFENSES)
 def test_several_guesses_at_once_give_what_each_gives_alone(name, batch):

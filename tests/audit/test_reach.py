@@ -15,6 +15,7 @@ from leakbench.audit.subjects.outcome import Outcome
 from leakbench.benchmarks import data
 
 from ..attacks import walker
+from ..parameters import long_but
 from .conftest import SHARE, SUITE
 
 CPU = torch.device("cpu")
@@ -78,7 +79,10 @@ def classes(loot: list) -> set[str]:
     return {type(one).__name__ for one in loot}
 
 
-@pytest.mark.parametrize(("name", "memory"), [*((name, 2**30) for name in MEMBERSHIP), ("thief_all_steps", 10_000)])
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    long_but([(MEMBERSHIP[0], 2**30)], [*((name, 2**30) for name in MEMBERSHIP), ("thief_all_steps", 10_000)]),
+)
 def test_a_thief_finds_no_member_and_no_list_of_members(outcomes, name, memory, monkeypatch):
     monkeypatch.setattr(trained_run, "TRANSCRIPT_MEMORY", memory)
     outcome = outcomes(name)[name]
@@ -105,6 +109,7 @@ def test_a_thief_finds_no_member_and_no_list_of_members(outcomes, name, memory, 
     assert not any(one.dtype == torch.bool and one.numel() == len(real) for one in tensors)
 
 
+@pytest.mark.long
 def test_a_thief_finds_no_private_picture(outcomes):
     text = SUITE.replace("epsilon = 3.0", "noise_multiplier = 1.0")
     outcome = outcomes("thief_reconstruction", text=text, share=SHARE)["thief_reconstruction"]
@@ -118,6 +123,7 @@ def test_a_thief_finds_no_private_picture(outcomes):
         assert not any(row in content for content in memories)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["vandal_white_box", "vandal_all_steps"])
 def test_a_vandal_changes_nothing_for_the_cells_after_it(outcomes, name):
     after = ("likelihood_ratio", "loss_threshold", "one_step_likelihood_ratio")
@@ -129,6 +135,7 @@ def test_a_vandal_changes_nothing_for_the_cells_after_it(outcomes, name):
             np.testing.assert_array_equal(disturbed[attack].arrays[column], alone[attack].arrays[column])
 
 
+@pytest.mark.long
 def test_a_vandal_changes_nothing_for_the_pictures_after_it_nor_for_their_floor(outcomes):
     share = SHARE.replace("images = 1", "images = 2")
     quiet = outcomes("thief_reconstruction", share=share)["thief_reconstruction"]
@@ -177,6 +184,7 @@ def test_neither_the_id_nor_the_place_of_a_candidate_tells_whether_it_is_a_membe
     assert abs(auc.value - 0.5) < 5 * (201 / (12 * 100**2)) ** 0.5  # five standard errors of chance
 
 
+@pytest.mark.long
 def test_ids_are_drawn_for_each_cell_and_answers_come_back_under_those_of_the_data_set(outcomes):
     first = outcomes("by_id")["by_id"]
     ids, inputs = walker.FOUND["by_id"]

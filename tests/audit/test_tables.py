@@ -148,6 +148,7 @@ def traces(folder) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.glob("made_*")}
 
 
+@pytest.mark.long
 def test_cells_wait_for_results_that_are_computed_once_and_kept(suite_of, monkeypatch, tmp_path):
     suite, seen = waiting(suite_of, monkeypatch, tmp_path)
     run = partial(harness.run, suite, tmp_path / "out", device=CPU, jobs=1)
@@ -280,6 +281,7 @@ def attribute(tmp_path, monkeypatch):
     return name
 
 
+@pytest.mark.long
 def test_another_kind_of_result_is_a_row_in_each_table_and_two_files_of_its_name(suite_of, attribute, tmp_path):
     text = SUITE.replace('{ name = "likelihood_ratio" }', f'{{ name = "{attribute}" }}')
     text = text.replace("epochs = 1", "epochs = 5")

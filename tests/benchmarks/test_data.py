@@ -278,6 +278,7 @@ def test_no_photo_is_so_close_to_featureless_that_a_decoder_could_decide():
     assert torch.equal(noisy >= photos_module.FEATURELESS, contrast >= photos_module.FEATURELESS)
 
 
+@pytest.mark.long
 @given(
     sizes=st.lists(st.integers(0, 20), min_size=1, max_size=4),
     spare=st.integers(0, 5),

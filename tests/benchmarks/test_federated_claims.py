@@ -60,6 +60,7 @@ def test_holm_steps_down_and_keeps_the_order():
     assert holm([]) == []
 
 
+@pytest.mark.long
 def test_the_family_of_a_claim_errs_in_at_most_the_stated_share():
     """Six differences that are all nothing: a verdict other than `cannot be told` is an error."""
     draws = np.random.default_rng(0).normal(size=(2000, 6, 5))
@@ -373,6 +374,7 @@ def test_records_that_differ_in_the_attacked_client_alone_are_of_one_setting():
     assert setting.suite == "toy" and setting.of(4.0, "fed_avg") == pytest.approx({0: 0.5, 1: 0.6, 2: 0.7})
 
 
+@pytest.mark.long
 def test_bytes_are_the_closed_forms_and_the_claim_is_about_one_way():
     up, both = direct.bytes_of_messages()
     assert (up.verdict, both.verdict) == ("holds", "does not hold")
@@ -380,6 +382,7 @@ def test_bytes_are_the_closed_forms_and_the_claim_is_about_one_way():
     assert "10,368,000 bytes" in both.facts[1]
 
 
+@pytest.mark.long
 def test_noise_of_corrections_is_measured_and_fed_avg_in_its_place_is_refused(monkeypatch):
     right = direct.variance_of_corrections(clients=4, members=(2,))
     assert right.verdict == "holds", right.facts
@@ -388,6 +391,7 @@ def test_noise_of_corrections_is_measured_and_fed_avg_in_its_place_is_refused(mo
     assert direct.variance_of_corrections(clients=4, members=(2,)).verdict == "does not hold"
 
 
+@pytest.mark.long
 def test_a_projected_message_loses_norm_and_coefficients_of_projected_steps_none(monkeypatch):
     monkeypatch.setattr(direct, "SEEDS", (0, 1, 2))
     lost = direct.norm_lost()

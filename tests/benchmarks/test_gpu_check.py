@@ -172,6 +172,7 @@ def test_the_budgets_of_all_parts_are_six_minutes():
     assert sum(part.seconds for part in PARTS) == 360
 
 
+@pytest.mark.long
 def test_a_part_runs_in_a_process_of_its_own(tmp_path):
     part = next(part for part in PARTS if part.name == "noise")
     outcome = run_part(part, settings(tmp_path, 120.0), lambda *_: None)
@@ -250,6 +251,7 @@ def test_precisions_of_products_are_set_and_restored():
         assert precisions() == before
 
 
+@pytest.mark.long
 def test_sums_are_those_of_the_reference_and_others_are_wrong(monkeypatch, tmp_path):
     rows: list[Any] = list(sums.measure(settings(tmp_path)))
     assert [row.name for row in rows] == ["dp_cnn_small", "mlp"] and not any(row.wrong for row in rows)
@@ -271,6 +273,7 @@ def test_a_network_of_a_package_that_is_not_installed_says_so(monkeypatch, tmp_p
         assert row.remarks == ("timm is not installed",) and row.figures == {} and row.wrong == ()
 
 
+@pytest.mark.long
 def test_a_step_of_ours_that_fails_is_wrong_and_one_of_a_peer_is_a_remark(monkeypatch, tmp_path):
     def fails(*_, **__):
         raise RuntimeError("no rule for Spiral")
@@ -299,6 +302,7 @@ def test_noise_unlike_that_of_the_cpu_is_wrong(monkeypatch, tmp_path):
     assert "numbers in torch.float32 are not those of the CPU" in row.wrong[0]
 
 
+@pytest.mark.long
 def test_restarts_side_by_side_are_those_in_turn(monkeypatch, tmp_path):
     rows: list[Any] = list(restarts.measure(settings(tmp_path, 1.0)))
     assert [row.name for row in rows] == ["convnet, 1 restarts", "convnet, 2 restarts"]
@@ -326,6 +330,7 @@ def test_results_of_tests_are_read_from_the_lines_of_pytest(text, result):
     assert gpu_tests.result_of(text) == result
 
 
+@pytest.mark.long
 def test_tests_are_counted_and_a_failed_one_is_wrong(monkeypatch, tmp_path):
     folder = tmp_path / "tests"
     folder.mkdir()

@@ -148,8 +148,17 @@ def test_the_readme_has_no_row_for_an_architecture_that_is_not_there():
     assert set(re.findall(r"^\| `(\w+)` \|", readme, re.MULTILINE)) == set(models.names())
 
 
+QUICK = {"mlp", "linear", "dpdr_cnn4"}
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (models.count(n) > 400_000)) for n in models.names()]
+    "name",
+    [
+        pytest.param(
+            n, marks=pytest.mark.slow if models.count(n) > 400_000 else pytest.mark.long if n not in QUICK else ()
+        )
+        for n in models.names()
+    ],
 )
 def test_our_own_engine_knows_every_layer(name):
     model, inputs = build(name), images(shape_of(name), n=2)

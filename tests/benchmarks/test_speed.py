@@ -256,6 +256,7 @@ def allocates(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
+@pytest.mark.long
 @LINUX
 def test_memory_of_known_sizes_is_measured_in_a_process_of_its_own(allocates):
     # This process is larger than that, which must not show: getrusage would report it.
@@ -421,6 +422,7 @@ def test_an_informed_score_is_that_of_contributions_and_its_price_is_held_agains
     assert all(f"{informed.ALONG} at most 1.5 times the time of {informed.TRAIN}" in str(t) for t in found["targets"])
 
 
+@pytest.mark.long
 def test_both_ways_to_invert_a_gradient_find_the_image_and_ours_exactly():
     found = rgap.measure(rounds=1, memory=False, sizes=[8])
     (comparison,) = found["comparisons"]
@@ -539,6 +541,7 @@ def test_a_quick_run_of_the_step_writes_json_tables_and_figures(tmp_path, monkey
     assert (tmp_path / "step_batch.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_a_step_of_every_method_is_compared_with_plain_dp_sgd():
     names = methods.names()
     files = {path.stem for path in (ROOT / "defenses").glob("*.py")} - {"__init__"}
@@ -556,6 +559,7 @@ def test_a_step_of_every_method_is_compared_with_plain_dp_sgd():
     assert [(t.way, t.bound) for t in judged if t.bound] == [("rpdp" + methods.AFTER, "41 Mflop an example")]
 
 
+@pytest.mark.long
 def test_a_way_of_methods_takes_steps_and_is_judged():
     asked = ["pdp" + methods.AFTER]
     found = methods.measure(quick=True, rounds=1, only=asked)
@@ -607,6 +611,7 @@ def test_no_rounds_are_refused_and_one_round_has_no_range():
     assert report._interval(dataclasses.asdict(once)) == "20.00"
 
 
+@pytest.mark.long
 def test_networks_are_judged_against_the_faster_plain_format(monkeypatch):
     monkeypatch.setattr(architectures, "BATCHES", (2,))
     found = architectures.measure(quick=True, rounds=1, only=["mlp", "dp_cnn_small"])
@@ -658,6 +663,7 @@ def test_mistakes_on_the_command_line_are_one_sentence(arguments, message):
 NETWORKS = {"bound_factors": "mlp", "weighted_rows": "mlp", "convolution_rows": "dp_cnn_small", "product_norms": "cnn6"}
 
 
+@pytest.mark.long
 @subtests("kernel, network", NETWORKS.items())
 def test_a_step_without_a_kernel_runs_no_code_of_it(kernel, network, monkeypatch):
     def called(_):

@@ -14,6 +14,7 @@ from leakbench.benchmarks.speed.part import SpeedPart
 from ..parameters import subtests
 
 
+@pytest.mark.long
 def test_a_quick_run_has_a_table_of_engines_ratios_differences_and_refusals(tmp_path, monkeypatch):
     monkeypatch.setattr(transformers, "missing", lambda name: "" if name == "lstm" else "transformers")
     command = ["transformers", "--quick", "--rounds", "1", "--case", "lstm", "--case", "bert+lora"]

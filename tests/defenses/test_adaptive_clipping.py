@@ -67,6 +67,7 @@ def test_the_clip_norm_settles_at_the_quantile_of_the_norms():
     assert state["norm"] == pytest.approx(75, abs=1)
 
 
+@pytest.mark.long
 def test_one_step_of_the_clip_norm_by_hand():
     # Two of four norms are within 1: a fraction of 0.5, against a wanted 0.9.
     rows = torch.tensor([[0.5, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 3.0]])
@@ -88,6 +89,7 @@ def test_the_clip_norm_stays_within_its_range_whatever_the_noise_of_a_count_is()
         assert defense.observe({"norm": 1.0, "own": None}, context, noisy, torch.zeros(2))["norm"] == end
 
 
+@pytest.mark.long
 def test_at_rate_0_it_is_dp_sgd_at_the_noise_that_the_count_leaves():
     share = 0.19  # so that gradients have noise of sigma / 0.9
     ours = adaptive_clipping(clip_norm=0.5, rate=0.0, share=share, noise_multiplier=0.9)

@@ -41,6 +41,7 @@ def test_one_pass_costs_one_gaussian_and_several_more_than_as_many():
     assert thrice.epsilon > epsilon([Gaussian(1.0, 2.3, 3)], DELTA).value  # columns without an end overlap
 
 
+@pytest.mark.long
 def test_the_inverse_does_not_grow():
     """Noise of a step is bounded: no scale is so large that what is taken back runs away."""
     for steps in (30, 100):

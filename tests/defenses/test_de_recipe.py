@@ -27,6 +27,7 @@ def test_where_every_gradient_is_clipped_the_clip_norm_does_not_matter():
     assert float((duties.parameters(plain) - duties.parameters(other)).norm()) > 0.01
 
 
+@pytest.mark.long
 def test_all_parts_together_cost_what_a_step_of_dp_sgd_costs():
     """Views, averaging and the division add no event: the recipe's epsilon is that of its subsampled Gaussians."""
     run = duties.trained(

@@ -25,6 +25,7 @@ def test_a_step_releases_one_number_and_moves_along_one_direction():
     torch.testing.assert_close(plan.post(out.total / 8), 50 * expected / 8 * direction)
 
 
+@pytest.mark.long
 def test_without_clipping_the_update_is_the_gradient_on_average():
     defense = dp_zo(clip_norm=1e6, noise_multiplier=0.0)
     rows = ROWS[:, :10]

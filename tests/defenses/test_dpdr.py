@@ -20,7 +20,7 @@ from leakbench.defenses.core import (
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.dpdr import dpdr
 
-from ..parameters import subtests
+from ..parameters import long_but, subtests
 from . import duties
 
 TWO = Layout(("a.weight", "a.bias", "b.weight"), ((2,), (1,), (3,)))
@@ -237,7 +237,7 @@ def test_clipped_jointly_a_record_that_is_long_in_one_part_alone_keeps_the_other
     )
 
 
-@pytest.mark.parametrize("clipping", ["layer", "joint"])
+@pytest.mark.parametrize("clipping", long_but(["joint"], ["layer", "joint"]))
 def test_it_trains_and_goes_on_after_an_interruption_however_it_clips(clipping, tmp_path):
     def factory(sigma):
         return dpdr(clip_norm=0.5, switch_step=4, share=0.3, clipping=clipping, noise_multiplier=sigma)

@@ -172,6 +172,7 @@ def test_its_epsilon_is_that_of_every_round_by_dp_accounting():
     assert found == pytest.approx(accountant.get_epsilon(3e-6), rel=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampling", [poisson(0.02), pytest.param(shuffle(0.1), marks=pytest.mark.slow), full()])
 def test_calibration_leaves_the_trial_s_noise_and_keeps_the_epsilon(sampling):
     defense = calibrate(dpsur(), epsilon=6.0, delta=1e-5, sampling=sampling, steps=30)

@@ -1,5 +1,6 @@
 """What is particular to FedPDP: FedPCDP with the projection after the noise."""
 
+import pytest
 import torch
 
 from leakbench.defenses.core import Everything, Federated, Project
@@ -23,6 +24,7 @@ def test_the_whole_gradient_is_clipped_and_has_noise_before_it_is_projected():
     assert isinstance(plan.blocks[0].codec, Everything) and isinstance(plan.post, Project)
 
 
+@pytest.mark.long
 def test_at_a_bound_that_binds_nothing_and_without_noise_it_is_fed_pcdp():
     both = [method(clip_norm=1e3, rank=3, noise_multiplier=0.0) for method in (fed_pdp, fed_pcdp)]
     first, second = (parameters(federated(method, schedule=EVERYBODY)) for method in both)

@@ -148,6 +148,7 @@ def test_under_noise_alone_the_variance_errs_in_a_step_by_what_the_caveat_says()
     assert float(errors.std()) == pytest.approx(expected, rel=5 / math.sqrt(2 * 400))
 
 
+@pytest.mark.long
 def test_on_anisotropic_gradients_its_error_is_a_fraction_of_that_of_dp_sgd_at_any_clip_norm():
     ours, state = released(geoclip(rank=4, noise_multiplier=2.0), anisotropic, steps=250)
     assert state["rest"] < 0.1 < 1.0 < state["variances"][1]

@@ -24,7 +24,7 @@ from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.gep import gep
 from leakbench.defenses.random_sparsification import random_sparsification
 
-from ..parameters import subtests
+from ..parameters import long_but, subtests
 from . import duties
 
 CONTEXT = Context(step=0, steps=4, dim=60, public=ToyRows(60))
@@ -234,7 +234,7 @@ def test_noise_of_both_parts_falls_on_kept_coordinates_alone(project_noise):
     assert sum(squares) / 300 == pytest.approx(expected, rel=0.15)
 
 
-@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("factory", long_but(FACTORIES[1:], FACTORIES))
 def test_removing_an_example_moves_a_masked_step_by_the_sensitivity_at_most(factory):
     rows = torch.randn(6, duties.DIM, generator=torch.Generator().manual_seed(7))
     moments = duties.histories(factory)

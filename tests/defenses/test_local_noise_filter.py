@@ -14,6 +14,7 @@ from .duties import has_scale
 from .federated_runs import EVERYBODY, federated
 
 
+@pytest.mark.long
 def test_each_message_is_a_clipped_update_with_noise_of_the_promised_scale():
     method = local_noise_filter(update_norm=0.2, sensitivity=0.3, promised_epsilon=2.0, promised_delta=1e-3)
     std = math.sqrt(2 * math.log(1250)) * 0.3 / 2.0

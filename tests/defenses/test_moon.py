@@ -74,6 +74,7 @@ def test_a_clients_first_round_is_fed_avg_and_its_second_is_not():
     torch.testing.assert_close(parameters(off), parameters(plain), rtol=0, atol=1e-6)
 
 
+@pytest.mark.long
 def test_features_of_the_local_model_come_nearer_to_those_of_the_global_one():
     schedule = RoundSchedule(((0, 1, 2, 3),) * 2)
     gaps = []

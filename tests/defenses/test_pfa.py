@@ -28,7 +28,9 @@ def digits_run(method):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("sigma", "low", "high"), [(0.0, 0.6, 0.9), (1.0, 0.9, 1.0)])
+@pytest.mark.parametrize(
+    ("sigma", "low", "high"), [pytest.param(0.0, 0.6, 0.9, marks=pytest.mark.long), (1.0, 0.9, 1.0)]
+)
 def test_projecting_the_message_alone_loses_most_of_the_displacement(sigma, low, high):
     """Between 0.74 and 0.86 of the norm without noise, 0.98 at sigma 1, where most of it is noise (specification)."""
     dense = digits_run(fed_avg(noise_multiplier=sigma))
@@ -75,6 +77,7 @@ def test_loose_budgets_are_the_lower_component_or_those_up_to_a_threshold():
     assert loosest((0.5, 0.6, 4.0), 0.55) == {0}
 
 
+@pytest.mark.long
 def test_the_full_variant_has_a_budget_for_every_client_and_reads_no_public_data():
     method = pfa(variant="full", rank=3, budgets=(0.5, 0.5, 4.0, 4.0))
     run = federated(method, schedule=EVERYBODY, public=None)

@@ -67,6 +67,7 @@ def test_a_draw_of_its_own_for_the_ranking_is_paid_for_with_noise():
     assert torch.equal(out.total[20:], out.noisy[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sigma", "epochs", "once", "twice", "dealt_out"),
     [(1.54, 40, 2.75, 4.78, 25.27), pytest.param(1.81, 60, 2.75, 4.55, 26.72, marks=pytest.mark.slow)],

@@ -54,6 +54,7 @@ def test_on_average_a_projection_keeps_rank_over_dimension_of_the_squared_norm(d
     assert sum(kept) / 50 / whole == pytest.approx(40 / DIM, abs=6 * 80**0.5 / DIM / 400**0.5)
 
 
+@pytest.mark.long
 def test_rescaling_makes_the_update_right_on_average():
     defense = rpdp(clip_norm=1.0, rank=40, rescale=True, noise_multiplier=0.0)
     target = release(dp_sgd(clip_norm=1e9, noise_multiplier=0.0), ROWS, context_at()).total
@@ -109,6 +110,7 @@ def sketched(noise_multiplier):
     return rpdp(rank=6, interval=2, clip_norm=0.1, directions="sketch", noise_multiplier=noise_multiplier)
 
 
+@pytest.mark.long
 def test_directions_of_a_sketch_have_the_duties_of_every_defense(tmp_path):
     rows = torch.randn(6, duties.DIM, generator=torch.Generator().manual_seed(7))
     for moment in duties.histories(sketched):

@@ -64,6 +64,7 @@ def test_one_client_is_fed_avg_and_so_is_the_first_round():
     assert not torch.equal(several.rounds[2].parameters, first.rounds[2].parameters)
 
 
+@pytest.mark.long
 @subtests(("members", "factor"), [(8, 1.0), (4, 1.5), (2, 1.75)])
 def test_noise_of_the_mean_is_2_less_m_over_k_times_fed_avgs(members, factor):
     """Second participation of K = 8 clients, m at a time: variances of the global model's move, on black images."""

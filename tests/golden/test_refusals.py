@@ -78,6 +78,7 @@ def folder(tmp_path_factory):
     return written(tmp_path_factory.mktemp("refusals"))
 
 
+@pytest.mark.long
 @subtests("line", list(GOLDEN))
 def test_a_mistake_has_its_code_and_its_sentence(line, folder, monkeypatch):
     monkeypatch.chdir(folder)

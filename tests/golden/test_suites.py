@@ -28,6 +28,8 @@ FILE = Path(__file__).with_name("suites.json")
 GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))
 SLOW = {name for name, held in GOLDEN.items() if held["cells"] > 300}  # beside each there is a small one
 
+LONG = {"reconstruction_small", "ssgd_grid_small"}  # more than half a second
+
 # Shape of an image, examples of the training part, and default sizes of data sets that have to be downloaded.
 LARGE = {
     "mnist": ((1, 28, 28), 60_000, (20_000, 20_000, 20_000)),
@@ -95,7 +97,10 @@ def test_a_suites_digest_is_what_it_was(tmp_path, monkeypatch):
     assert {name: load(name).digest for name in GOLDEN} == {name: held["digest"] for name, held in GOLDEN.items()}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in GOLDEN])
+MARKS = {name: pytest.mark.slow for name in SLOW} | {name: pytest.mark.long for name in LONG}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in GOLDEN])
 def test_a_suites_digest_and_ids_are_what_they_were(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert frozen(name) == GOLDEN[name]

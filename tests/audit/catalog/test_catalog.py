@@ -233,6 +233,7 @@ def test_a_suite_is_explained_with_the_comment_at_its_head():
 explained = cache(explain.explain)  # rehearses a defense
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("methods", ["representatives", pytest.param("all", marks=pytest.mark.slow)])
 def test_everything_can_be_explained(methods):
     few = {"defenses": representatives()} if methods == "representatives" else {}  # each is rehearsed
@@ -269,12 +270,14 @@ def offers_adaptive(name):
     return "'adaptive'" in offered.type
 
 
+@pytest.mark.long
 def test_the_clip_norm_of_most_methods_may_follow_their_rows():
     found = {name for name in BOUNDED if offers_adaptive(name)}
     assert not found & FIXED
     assert len(found) >= 25 and {"dp_sgd", "pcdp", "rpdp", "random_sparsification", "dp_adam", "band_mf"} <= found
 
 
+@pytest.mark.long
 @subtests("name", BOUNDED)
 def test_the_clip_norm_of_a_method_that_offers_it_follows_its_rows_by_name(name):
     if not offers_adaptive(name):

@@ -92,6 +92,7 @@ MINE = SUITE.replace('{ name = "dp_sgd" }', '{ name = "mine/half_dp.py:half_dp" 
 )
 
 
+@pytest.mark.long
 def test_a_path_is_taken_wherever_a_name_is(suite_of, mine, tmp_path):
     assert MINE.count("mine/") == 2
     out = tmp_path / "out"
@@ -311,6 +312,7 @@ def test_one_file_in_two_spellings_is_one_defense(suite_of, mine):
         suite_of(SUITE.replace('{ name = "dp_sgd" }', both))
 
 
+@pytest.mark.long
 def test_an_edit_into_a_bug_is_other_code_and_no_traceback(suite_of, mine, tmp_path):
     (mine / "half_dp.py").write_text(PLAIN)
     run = partial(harness.run, suite_of(MINE), tmp_path / "out", device=torch.device("cpu"), jobs=1)

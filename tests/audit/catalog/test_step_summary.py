@@ -40,6 +40,7 @@ PUBLIC = (
 )
 
 
+@pytest.mark.long
 @subtests(
     ("name", "said"),
     [

@@ -184,6 +184,7 @@ def test_lists_name_everything_with_a_line_each(command, document, kind):
     assert [line.split()[0] for line in out.splitlines()] == [*found, *listing.patterns(kind)]
 
 
+@pytest.mark.long
 def test_without_a_kind_everything_is_listed(command, document):
     found = document("list")
     assert list(found) == list(catalog.KINDS)
@@ -249,6 +250,7 @@ def test_a_small_form_is_run_under_its_own_name_and_its_old_spelling_says_the_ne
     )
 
 
+@pytest.mark.long
 def test_options_choose_what_is_run(command):
     write(FAST.replace("seeds = [0]", "seeds = [0, 1]"))
     options = ["--defense", "dp_sgd", "--attack", "loss_threshold", "--seed", 7, "--set", "task.epochs=2"]
@@ -274,6 +276,7 @@ def test_a_failed_cell_is_code_1_and_the_board_is_printed_all_the_same(command, 
     assert len(read_all("fast")) == 2
 
 
+@pytest.mark.long
 def test_a_control_that_fails_is_code_1_and_said_on_top(command):
     # Nothing leaks through the loss of a model that hardly learnt, so the positive control must fail.
     write(FAST.replace(MEMBERSHIP, '{ name = "loss_threshold" }').replace("controls = false", "controls = true"))
@@ -325,6 +328,7 @@ def test_boards_come_in_four_formats(command, document):
 FORMATS = ("text", "markdown", "csv", "latex")
 
 
+@pytest.mark.long
 def test_boards_are_exported_from_several_folders_without_their_paths(command):
     write(ALONE)
     command("run", "toy.toml", "--jobs", 1)
@@ -398,6 +402,7 @@ def real(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_in_a_process_of_its_own_the_command_prints_one_document_and_nothing_else(command):
     write(ALONE)
     done = real("run", "toy.toml", "--jobs", "1", "--json")
@@ -416,6 +421,7 @@ def test_what_an_encoding_lacks_is_no_failure(command, monkeypatch):
     assert ended.value.code == 0 and "?" in written.getvalue().decode("ascii")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "darwin", reason="names of files are UTF-8 there, whatever the locale")
 def test_a_path_that_an_encoding_lacks_is_shown_as_its_bytes(tmp_path):
     folder = os.fsencode(tmp_path) + b"/r\xc3\xa9p"
@@ -434,6 +440,7 @@ def test_an_error_of_the_system_begins_with_its_file(command):
     )
 
 
+@pytest.mark.long
 def test_a_board_of_forged_numbers_is_no_success(command):
     write(FAST)
     assert command("run", "toy.toml", "--jobs", 1)[0] == 0

@@ -39,6 +39,7 @@ FILES = ("model", "model.safetensors", "--model", "mlp", "--members", "members.n
 WATCHED = ("transcript", "none", "--checkpoint", *FILES[1:])
 
 
+@pytest.mark.long
 def test_an_overfitted_model_refutes_a_small_claim(leakbench, tmp_path):
     code, out, err = leakbench(
         *FILES, "--split", "random", "--claim", "epsilon=0.8", "--no-gradients", "--out", str(tmp_path / "report")
@@ -112,6 +113,7 @@ def test_describe_computes_nothing_and_says_what_would_run(leakbench, monkeypatc
     assert "smallest leak that would show in four audits of five: AUC 0.56" in out
 
 
+@pytest.mark.long
 def test_the_preflight_stops_an_audit_that_would_mean_nothing(leakbench):
     for describe in ((), ("--describe",)):
         code, out, err = leakbench(*FILES[:6], "--non-members", "members.npz", *describe)
@@ -135,6 +137,7 @@ def train(inputs, labels, *, seed):
 """
 
 
+@pytest.mark.long
 def test_shadow_models_of_an_owners_function(leakbench, tmp_path, folder):
     (folder / "train.py").write_text(TRAIN, encoding="utf-8")
     asked = (*FILES, "--shadows", "4", "--train", "train.py:train", "--attacks", "lira", "--no-gradients")
@@ -155,6 +158,7 @@ def test_shadow_models_of_an_owners_function(leakbench, tmp_path, folder):
     assert json.loads(again)["attacks"][0]["metrics"] == json.loads(first)["attacks"][0]["metrics"]
 
 
+@pytest.mark.long
 def test_a_bank_that_somebody_trained_elsewhere(leakbench, overfitted, tmp_path):
     both = zip(overfitted.members, overfitted.non_members, strict=True)
     inputs, labels = (torch.cat(parts) for parts in both)
@@ -276,6 +280,7 @@ def shared(overfitted, folder):
 UPDATE = ("update", "--checkpoint", "before.safetensors", "--model", "mlp", "--public", "known.npz")
 
 
+@pytest.mark.long
 def test_the_image_behind_one_gradient_is_reconstructed(leakbench, shared, tmp_path):
     code, out, _ = leakbench(*UPDATE, "one.safetensors", "--batch-size", "1", "--out", str(tmp_path))
     assert code == 0
@@ -297,7 +302,11 @@ def test_the_image_behind_one_gradient_is_reconstructed(leakbench, shared, tmp_p
 @pytest.mark.parametrize(
     ("asked", "pictures"),
     [
-        (("one.safetensors", "--batch-size", "1", "--attacks", "bias_division,label_recovery"), 1),
+        pytest.param(
+            ("one.safetensors", "--batch-size", "1", "--attacks", "bias_division,label_recovery"),
+            1,
+            marks=pytest.mark.long,
+        ),
         (("eight.safetensors", "--batch-size", "8", "--candidates", "batch.npz", "--attacks", "gaussian_others"), 0),
     ],
 )
@@ -493,6 +502,7 @@ def test_mistakes_about_an_update_are_one_sentence(leakbench, shared, arguments,
     assert err.count("\n") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_a_transcript_shows_half_of_the_noise(leakbench, folder, tmp_path, share):
     import torch

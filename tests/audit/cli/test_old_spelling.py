@@ -74,6 +74,7 @@ def steady(told):
     return [steady(one) for one in told] if isinstance(told, list) else told
 
 
+@pytest.mark.long
 @subtests("name", SPELLINGS)
 def test_both_spellings_end_in_the_same_report(audit, name):
     (old_code, old, old_err), (code, new, err) = (audit(f"{line} --json") for line in SPELLINGS[name])

@@ -36,6 +36,7 @@ def test_the_table_has_both_verdicts(command):
     assert lines[5].startswith("the recursion reaches the input; a search is not excluded")
 
 
+@pytest.mark.long
 def test_masks_are_rows_of_the_document_and_points_of_the_picture(command, tmp_path):
     code, out, err = command(*FCN, "--sparsity", "0.5,0", "--sparsity", "0.9", "--json", "--plot", "here/ranks.png")
     assert code == 0 and err == "written: here/ranks.png\n"
@@ -65,6 +66,7 @@ def test_a_mistake_is_one_sentence(command, arguments, sentence):
     assert (code, out) == (2, "") and sentence in err and err.startswith("error: ") and err.count("\n") == 1
 
 
+@pytest.mark.long
 def test_the_share_that_spear_recovers_stands_beside_the_ranks(command, tmp_path):
     asked = (*FCN, "--sparsity", "0,0.95", "--batches", "2,4", "--trials", "1")
     code, out, _ = command(*asked, "--json", "--plot", "line.png")

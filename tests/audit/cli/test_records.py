@@ -97,6 +97,7 @@ def test_a_folder_that_is_not_there_is_one_sentence(command):
     assert (code, out) == (3, "") and err.startswith("error: no results in nowhere")
 
 
+@pytest.mark.long
 def test_a_request_is_compared_with_the_suite_of_its_name(command, tmp_path):
     suite = suites.load("quick").with_overrides(["seeds=[0]"])
     whole = manifest_of(plan(suite), suite, False, ("leakbench", "run", "quick", "--set", "seeds=[0]"))
@@ -207,6 +208,7 @@ def test_a_run_with_a_fault_is_not_published(command, copied, tmp_path):
     assert code == 2 and "arrays of up to 65536 bytes must lie beside their records" in err
 
 
+@pytest.mark.long
 def test_cells_of_suites_are_listed_by_a_process_that_ends_so_that_a_check_loads_no_pytorch(tmp_path):
     program = (
         "import sys\n"

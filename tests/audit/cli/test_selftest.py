@@ -54,6 +54,7 @@ def short(monkeypatch):
     monkeypatch.setattr(battery, "TESTS", tuple(t for t in battery.TESTS if t.scenario in ("count", "canary")))
 
 
+@pytest.mark.long
 def test_a_trainer_of_ones_own_is_never_verified(command, short):
     code, out, err = command("--trainer", "honest.py:train")
     assert err.startswith("count: ") and "canary: " in err and " so far\n" in err
@@ -63,6 +64,7 @@ def test_a_trainer_of_ones_own_is_never_verified(command, short):
     assert "canary         violation: " in out and "allowed 0." in out
 
 
+@pytest.mark.long
 def test_of_several_repetitions_the_one_that_accuses_is_told(short, monkeypatch):
     """Or the command would end with 1 beneath the words "no violation found"."""
     half, whole = gaussian_mechanism(0, scale=0.3), gaussian_mechanism(0)

@@ -35,6 +35,7 @@ def test_a_claim_is_printed_with_both_numbers_and_its_verdict(command):
     assert out.endswith("2 claims: holds 1, holds with a caveat 0, does not hold 1; all as known\n")
 
 
+@pytest.mark.long
 def test_the_document_and_the_files_say_the_same(command, monkeypatch, tmp_path):
     monkeypatch.setattr(symmetry, "FLIPS", 9)
     arguments = ("--claim", "gradient_symmetry", "--data", "digits", "--seed", "3", "--out", "here", "--json")

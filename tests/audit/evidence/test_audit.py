@@ -94,6 +94,7 @@ def test_a_random_split_proves_what_it_is_said_to_and_never_more_than_the_truth(
     assert np.mean(values["one_run_f_dp"]) == pytest.approx(3.90, abs=0.55)
 
 
+@pytest.mark.long
 @subtests("method", [name for name, row in METHODS.items() if row.of == "errors"])
 def test_runs_give_a_bound_with_all_that_is_said_beside_it(method):
     found = audit_runs(IN, OUT, method=method, choice=DeclaredThresholds((0.5, 1.0, 1.5)), delta=1e-5)
@@ -104,6 +105,7 @@ def test_runs_give_a_bound_with_all_that_is_said_beside_it(method):
     assert found.to_dict()["value"] == found.value
 
 
+@pytest.mark.long
 @subtests("method", [name for name, row in METHODS.items() if row.of == "guesses"])
 def test_canaries_give_a_bound_and_several_numbers_of_guesses_share_the_level(method):
     scores = np.concatenate([IN, OUT])

@@ -75,6 +75,7 @@ def test_a_bound_exceeds_the_truth_seldom_and_is_not_idle(shift, bound):
         assert (np.array(plugged) > 1.0).mean() > 0.3
 
 
+@pytest.mark.long
 def test_the_curve_of_sampled_gaussians_is_that_of_one_gaussian_where_nothing_is_sampled():
     for alarms in (1e-3, 0.05, 0.4):
         exact = 1 - gaussian_tpr(1.0, alarms)
@@ -84,6 +85,7 @@ def test_the_curve_of_sampled_gaussians_is_that_of_one_gaussian_where_nothing_is
     assert 0.99 * gaussian(errors, 1e-5) < value <= gaussian(errors, 1e-5)
 
 
+@pytest.mark.long
 def test_the_bound_for_a_sampled_mechanism_lies_below_its_epsilon_and_above_that_of_no_assumption():
     """Errors at exactly the trade-off curve: of the mechanism itself, the bound has to stay below its epsilon."""
     q, steps, sigma, n = 0.1, 20, 1.0, 100_000

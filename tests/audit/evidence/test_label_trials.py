@@ -28,6 +28,7 @@ def of_randomised_response(epsilon: float, seed: int) -> tuple[np.ndarray, np.nd
     return label_scores(target, proxy, shown) + 1e-9 * draws.random(RECORDS), coins
 
 
+@pytest.mark.long
 @subtests("proxy_error", [0.0, 0.001])
 def test_bound_exceeds_the_epsilon_of_randomised_response_as_rarely_as_it_says_and_proves_much_of_it(proxy_error):
     bounds = []

@@ -29,6 +29,7 @@ def test_errors_count_a_score_at_the_threshold_as_with_the_record():
     assert errors == Errors(misses=1, positives=3, alarms=1, negatives=2)
 
 
+@pytest.mark.long
 @subtests(
     "choice",
     [FixedThreshold(0.5), DeclaredThresholds(GRID), SplitThreshold(), SplitThreshold(splits=5)],

@@ -63,6 +63,7 @@ def canary_scores(epsilon: float, runs: int) -> tuple[np.ndarray, np.ndarray, De
     return positives, negatives, defense, claimed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("epsilon", "runs"),
     [(4.0, 40), *(pytest.param(one, 400, marks=pytest.mark.slow) for one in (1.0, 4.0, 8.0))],

@@ -42,6 +42,7 @@ def test_what_is_no_claim_is_refused(text, told):
         StatedClaim.parse(text)
 
 
+@pytest.mark.long
 def test_a_sampling_in_capitals_is_checked_against_its_noise_as_well():
     stated = StatedClaim.parse("epsilon=1,sampling=Poisson,sample_rate=0.5,noise_multiplier=0.5,steps=10")
     assert stated.complete and stated.errors

@@ -37,6 +37,7 @@ def foreign(target: ActiveServer, generator: torch.Generator) -> Reconstruction:
 '''
 
 
+@pytest.mark.long
 def test_models_are_sent_and_messages_come_back_narrowed_from_the_process_with_the_data(tmp_path):
     (tmp_path / "foreign.py").write_text(FOREIGN)
     attack, before = catalog.attack(f"{tmp_path / 'foreign.py'}:foreign"), InProcessRuns.times

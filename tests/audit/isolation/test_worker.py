@@ -337,6 +337,7 @@ def test_an_attack_that_ends_its_process_when_it_is_imported_is_refused_in_one_s
         catalog.attack("ended.py:f")
 
 
+@pytest.mark.long
 def test_what_is_sent_may_be_collected_in_a_cycle():
     """CPython 3.12 and 3.13 crash, or complain, where a collected cycle has a BytesIO and a view of it."""
     cycle = [*packed_bytes({"inputs": torch.zeros(3)}, id)]

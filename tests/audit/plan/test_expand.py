@@ -479,6 +479,7 @@ def borrowed(*, noise_multiplier: float | None = None) -> Defense:
 """
 
 
+@pytest.mark.long
 def test_what_a_method_releases_once_is_a_part_of_the_budget(suite_of, site):
     site.add("defenses", "borrowed", STARTS)
     text = SUITE.replace('{ name = "sgd" }, { name = "dp_sgd" }', '{ name = "dp_sgd" }, { name = "borrowed" }')

@@ -101,6 +101,7 @@ def test_epsilons_of_clients_below_what_their_rounds_prove_are_noticed(results, 
         assert "does not follow from its steps" in contradiction(forged, copy / "records")
 
 
+@pytest.mark.long
 def test_nominal_sizes_hide_the_weights_and_records_of_them_are_accepted(tmp_path):
     text = TOY.replace("seeds = [0, 2]", "seeds = [0]\ncontrols = false").replace(
         "lr = 0.5", "lr = 0.5, nominal_size = 20"
@@ -144,6 +145,7 @@ def test_a_killed_run_computes_what_is_missing_and_nothing_else(results, tmp_pat
     assert {name: (copy / "records" / name).stat().st_mtime_ns for name in kept} == kept
 
 
+@pytest.mark.long
 def test_noise_of_the_operating_system_proves_the_same(tmp_path, results):
     text = TOY.replace("seeds = [0, 2]", "seeds = [0]\ncontrols = false").replace('{ name = "dp_fed_avg" },', "")
     records = run(text, tmp_path, secure_noise=True)
@@ -153,6 +155,7 @@ def test_noise_of_the_operating_system_proves_the_same(tmp_path, results):
     assert fresh.epsilon == pytest.approx(seeded.epsilon)
 
 
+@pytest.mark.long
 def test_records_of_sums_have_claims_that_are_computed_again_and_no_drift(tmp_path):
     """One of two clients in a round may reveal its noise: claims of clients are at z sqrt(1/2), under zero-out."""
     text = TOY.replace("seeds = [0, 2]", "seeds = [0]\ncontrols = false")

@@ -48,6 +48,7 @@ def _watched(monkeypatch):
     return calls
 
 
+@pytest.mark.long
 def test_public_clients_are_divided_as_private_ones_and_no_example_is_read_twice(suite_of, tmp_path, watched):
     suite = suite_of(TUNED)
     tuned(suite, tmp_path)
@@ -61,6 +62,7 @@ def test_public_clients_are_divided_as_private_ones_and_no_example_is_read_twice
         assert (rows[:, None] == public[None]).all(dim=2).any(dim=1).all()
 
 
+@pytest.mark.long
 def test_a_step_of_a_trial_has_the_batch_and_the_noise_of_the_private_run(suite_of, tmp_path, watched):
     tuned(suite_of(TUNED), tmp_path)
     assert {method.noise_multiplier for _, method, _ in watched} == {1.0, 2.0}
@@ -72,11 +74,13 @@ def test_a_step_of_a_trial_has_the_batch_and_the_noise_of_the_private_run(suite_
     )  # a point is not chosen for its participants
 
 
+@pytest.mark.long
 def test_local_epochs_of_a_trial_are_as_many_steps_as_those_of_the_private_run(suite_of, tmp_path, watched):
     tuned(suite_of(ALONE.replace("local_steps = 2", "local_epochs = 1")), tmp_path)
     assert {settings["federation"].local_steps for _, _, settings in watched} == {10}  # 100 private examples, not 30
 
 
+@pytest.mark.long
 def test_noise_is_calibrated_for_the_private_run_and_not_for_the_trial(suite_of, tmp_path, watched):
     tuned(suite_of(EPSILON), tmp_path / "one")
     tuned(suite_of(EPSILON.replace("trial_rounds = 2", "trial_rounds = 1")), tmp_path / "two")
@@ -95,6 +99,7 @@ def test_a_nominal_size_is_of_private_clients_alone(suite_of, tmp_path, watched)
         assert settings["sampling"].rate * len(shards[0][0]) == pytest.approx(10)
 
 
+@pytest.mark.long
 def test_the_best_point_reaches_the_records_which_say_so(suite_of, tmp_path):
     suite = suite_of(ALONE.replace("[1.0, 2.0]", "1.0"))
     harness.run(suite, tmp_path, device=CPU, jobs=1)

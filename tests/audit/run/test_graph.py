@@ -50,7 +50,6 @@ def diamond() -> Graph[str]:
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.long
 def test_everything_is_done_once_and_after_what_it_needs(tmp_path, jobs):
     done = list(Local(on_cpu, jobs, tmp_path).run(diamond(), partial(note, folder=tmp_path)))
     assert sorted(done) == sorted((name, name.upper()) for name in ("cells", "left", "right", "first", "alone"))
@@ -77,7 +76,6 @@ def step_by_step(piece: str) -> str:
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.long
 def test_what_a_piece_is_doing_is_heard_while_it_does_it(tmp_path, jobs):
     heard = []
     list(Local(on_cpu, jobs, tmp_path, heard.append).run(diamond(), step_by_step))

@@ -196,6 +196,7 @@ def test_only_a_deleted_record_is_computed_again_and_is_the_same(results, copied
 PRETRAIN = 'pretrain = { epochs = 1, lr = 0.5, batch = 40, train = "last" }'
 
 
+@pytest.mark.long
 def test_records_of_pretrained_models_are_kept_made_again_alike_and_refused_where_they_say_otherwise(
     tmp_path, monkeypatch
 ):
@@ -410,6 +411,7 @@ def test_secure_noise_is_recorded_and_kept_apart(tmp_path):
     assert of(seeded, "dp_sgd").metrics != of(secure, "dp_sgd").metrics
 
 
+@pytest.mark.long
 def test_a_failing_cell_is_a_record_the_others_go_on_and_it_is_tried_again(tmp_path, site):
     site.add("attacks", "spy", BROKEN)
     text = SUITE.replace(MEMBERSHIP, '{ name = "spy" }, { name = "loss_threshold" }')

@@ -140,6 +140,7 @@ def living(group: int) -> bool:
     return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("begin", "jobs"), [(Forked, "2"), *(pytest.param(start, jobs, marks=pytest.mark.slow) for jobs in "12")]
 )

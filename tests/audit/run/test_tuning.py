@@ -50,6 +50,7 @@ def settings_of(suite):
     return found
 
 
+@pytest.mark.long
 def test_the_best_of_each_grid_reaches_the_cells_and_what_an_entry_sets_is_left_alone(suite_of, tmp_path):
     suite = suite_of(TUNED)
     chosen = settings_of(tuned(suite, tmp_path))
@@ -70,6 +71,7 @@ def test_the_best_of_each_grid_reaches_the_cells_and_what_an_entry_sets_is_left_
     assert chosen["sgd", None][0] == 0.5  # after one epoch at 1e-4 nothing is learnt
 
 
+@pytest.mark.long
 def test_only_public_examples_are_read_and_none_twice(suite_of, tmp_path, monkeypatch):
     real, seen = tuning.train, []
 
@@ -123,6 +125,7 @@ def test_what_judges_or_is_trained_on_is_new_to_a_pretrained_model_and_pretraini
         assert len(torch.cat([seen, own]).unique(dim=0)) == len(public) - 50
 
 
+@pytest.mark.long
 def test_what_is_there_is_not_computed_again_and_a_new_grid_is(suite_of, tmp_path, monkeypatch):
     first = settings_of(tuned(suite_of(TUNED), tmp_path))
     monkeypatch.setattr(tuning, "train", lambda *_, **__: pytest.fail("trained again"))
@@ -169,6 +172,7 @@ def test_processes_find_the_same(suite_of, tmp_path):
     assert grids[0] == grids[1]
 
 
+@pytest.mark.long
 def test_a_run_says_that_its_settings_were_chosen(suite_of, tmp_path):
     suite = suite_of(TUNED.replace("[1.0, 2.0]", "1.0"))
     harness.run(suite, tmp_path, device=CPU, jobs=1)
@@ -178,6 +182,7 @@ def test_a_run_says_that_its_settings_were_chosen(suite_of, tmp_path):
     assert (tmp_path / "tuning" / f"{read_all(tmp_path)[0].task['tuning_digest']}.json").is_file()
 
 
+@pytest.mark.long
 def test_one_budget_may_choose_for_all(suite_of, tmp_path, monkeypatch):
     real, seen = tuning.train, []
 

@@ -147,6 +147,7 @@ def test_a_claim_has_to_follow_from_steps_noise_and_budget(shelf):
         assert "its steps cannot be counted" in said or "does not follow from its steps" in said
 
 
+@pytest.mark.long
 def test_a_claim_of_batches_of_fixed_size_follows_from_the_event_that_amplifies_them(tmp_path):
     text = re.sub(r"batch = (\d+)", r'batch = \1, sampling = "fixed"', SUITE, count=1)
     records = [one for one in run(text, tmp_path) if one.defense.name == "dp_sgd" and one.claim is not None]
@@ -162,6 +163,7 @@ def test_a_claim_of_batches_of_fixed_size_follows_from_the_event_that_amplifies_
     assert "does not follow from its steps" in contradiction(quiet, folder)
 
 
+@pytest.mark.long
 def test_a_claim_of_a_nominal_size_follows_from_its_rate_and_steps(tmp_path):
     text = re.sub(r"batch = (\d+)", r"batch = \1, nominal_size = 1400", SUITE, count=1)
     record = next(one for one in run(text, tmp_path) if one.defense.name == "dp_sgd" and one.kind == "membership")
@@ -174,6 +176,7 @@ def test_a_claim_of_a_nominal_size_follows_from_its_rate_and_steps(tmp_path):
     run(text, tmp_path)  # kept, as it follows from what is asked for
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("defense", "local"), [("blt", ""), ("dp_sgd", ", local = { batch = 2, epochs = 2 }")])
 def test_the_claim_of_a_share_follows_from_the_steps_that_its_client_shares(tmp_path, defense, local):
     share = SHARE.replace("step = 1", f'step = 2, batch = 4, noise = ["calibrated"]{local}')
@@ -299,6 +302,7 @@ def test_what_an_extra_would_have_measured_is_no_contradiction(shelf, monkeypatc
     assert "its advantage is" in verdict(*unexplained)
 
 
+@pytest.mark.long
 def test_arrays_of_very_many_rows_are_no_scores(shelf, tmp_path):
     _, record, _ = shelf
     rows = pa.table({name: pa.array(np.zeros(10**6)) for name in ("id", "score", "member")})

@@ -33,7 +33,10 @@ def claim_of(shift: float, relation: str = "add_remove"):
     )
 
 
-@pytest.mark.parametrize("how", [{"gaussian": True}, {"gaussian": False}, {"gaussian": True, "apart": True}])
+@pytest.mark.parametrize(
+    "how",
+    [{"gaussian": True}, {"gaussian": False}, pytest.param({"gaussian": True, "apart": True}, marks=pytest.mark.long)],
+)
 def test_the_right_noise_is_not_accused_and_proves_something(how):
     bounds, accused = [], 0
     for seed in range(12):

@@ -65,6 +65,7 @@ def test_the_variance_of_the_auc_is_the_one_worked_by_hand():
     assert (low, high) == (pytest.approx(7 / 8 - 1.959964 * math.sqrt((62 + 54) / 64 / 20), abs=1e-6), 1.0)
 
 
+@pytest.mark.long
 @subtests("mu", [0.0, 1.0, 2.5])
 def test_delongs_interval_covers_as_often_as_it_says(mu):
     held = 0
@@ -201,13 +202,13 @@ def errors_at_95(draws: int) -> float:
 @pytest.mark.parametrize(
     ("scores", "p", "q", "level"),
     [
-        (Normal(1.0), 700, 700, 0.01),
-        (Normal(3.0), 1000, 1000, 0.01),
+        pytest.param(Normal(1.0), 700, 700, 0.01, marks=pytest.mark.long),
+        pytest.param(Normal(3.0), 1000, 1000, 0.01, marks=pytest.mark.long),
         pytest.param(Normal(3.0), 1000, 5000, 0.001, marks=pytest.mark.slow),
         (Values([0.99, 0.01], [0.95, 0.05]), 500, 500, 0.01),  # in most samples no true positive
-        (Values([0.99, 0.01], [0.4, 0.6]), 50, 2000, 0.01),
-        (Values([0.9991, 0.0009], [0.4, 0.6]), 1000, 5000, 0.001),
-        (on_a_grid(5.0, 0.5), 500, 500, 0.01),
+        pytest.param(Values([0.99, 0.01], [0.4, 0.6]), 50, 2000, 0.01, marks=pytest.mark.long),
+        pytest.param(Values([0.9991, 0.0009], [0.4, 0.6]), 1000, 5000, 0.001, marks=pytest.mark.long),
+        pytest.param(on_a_grid(5.0, 0.5), 500, 500, 0.01, marks=pytest.mark.long),
         pytest.param(on_a_grid(2.5, 1.5), 1000, 1000, 0.01, marks=pytest.mark.slow),
     ],
 )
@@ -223,6 +224,7 @@ def at_the_threshold_found(positives, negatives) -> Metric:
     return Metric(value=found.value, low=low, high=high, n=found.n, better="lower")
 
 
+@pytest.mark.long
 def test_an_interval_that_takes_the_threshold_for_known_is_told_from_one_that_covers():
     scores = Values([0.99, 0.01], [0.95, 0.05])
     assert coverage(scores, at_the_threshold_found, scores.tpr(0.01), 500, 500, 400) < 0.8
@@ -253,6 +255,7 @@ def rare(share: float) -> list[Values]:
     ]
 
 
+@pytest.mark.long
 @subtests(
     ("scores", "p", "q"),
     [
@@ -311,6 +314,7 @@ def test_the_interval_of_the_advantage_covers_whatever_the_rates():
             assert binom.pmf(counts, n, tpr) @ held @ binom.pmf(counts, n, fpr) > 0.93
 
 
+@pytest.mark.long
 def test_scores_that_say_nothing_have_no_advantage_on_average():
     found = [scored(gaussian(2, 100, 0, seed)[1], np.arange(100) < 50) for seed in range(300)]
     values = [interval(metrics["advantage"])[1] for metrics in found]
@@ -392,6 +396,7 @@ def implied_value(positives, negatives, delta):
     return value
 
 
+@pytest.mark.long
 def test_scores_that_say_nothing_imply_a_positive_epsilon_as_seldom_as_stated():
     # Both rates at their 97.5 % ends: at most 5 % of null runs, whatever the threshold chosen on the other half.
     positive = [implied_value(*gaussian(150, 150, 0.0, seed), delta=0.0) > 0 for seed in range(1000)]
@@ -405,6 +410,7 @@ def test_a_gaussian_mechanism_implies_no_more_than_its_epsilon_and_not_far_less(
     assert min(values) > 2.0
 
 
+@pytest.mark.long
 @subtests(
     "share",  # of examples that answer at all
     [1.0, 0.3, 0.02],

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 
 from leakbench.audit.evidence.audit import audit_random_split
 from leakbench.audit.evidence.claim_bounds import gaussian_epsilon
@@ -126,6 +127,7 @@ def test_what_is_no_random_split_is_named(knows, flags, words):
     assert (words in why) if words else why == ""
 
 
+@pytest.mark.long
 @subtests(("epsilon", "least"), [(0.0, 0.0), (1.0, 0.7), (2.0, 1.7)])
 def test_answers_of_yes_and_no_prove_what_a_random_response_leaks_and_no_more(epsilon, least):
     """Each record says whether it is a member, and lies with chance 1 / (1 + e^epsilon): replacing one turns two."""

@@ -16,6 +16,8 @@ from leakbench.audit.scoring.perceptual import ssim_values
 from leakbench.audit.scoring.reconstruction import best_match, match, psnr, score_reconstruction
 from leakbench.leaderboard.metrics import METRICS
 
+from ...parameters import long_but
+
 IMAGES = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([3, 1, 1, 7])
 
@@ -277,6 +279,7 @@ def test_an_image_is_identified_where_it_is_nearer_to_its_truth_than_to_any_othe
     assert scored(result_of(IMAGES[[0, 0]]), IMAGES[:2], other_images=others)["iip"].value == 0.5
 
 
+@pytest.mark.long
 def test_identification_by_chance_is_one_in_the_size_of_the_crowd():
     draw = torch.Generator().manual_seed(2)
     truth, others = torch.rand(400, 1, 4, 4, generator=draw), torch.rand(3, 1, 4, 4, generator=draw)
@@ -335,7 +338,7 @@ def test_a_leak_exceeds_both_floors():
     assert (public.value, public.reason) == (None, "there are no public images to guess from")
 
 
-@pytest.mark.parametrize("n", [2, 4, 6, 10])
+@pytest.mark.parametrize("n", long_but([2, 4], [2, 4, 6, 10]))
 def test_a_guess_is_called_a_leak_as_rarely_as_promised_and_a_real_gain_is_found(n):
     draw = np.random.default_rng(n)
     runs = 250

@@ -25,6 +25,7 @@ def test_the_closed_form_has_its_golden_values(steps, sigma, golden):
     assert (bound.upper, bound.samples) == (bound.value, 0)
 
 
+@pytest.mark.long
 def test_the_sampled_bound_has_its_golden_value_and_an_upper_limit():
     bound = reconstruction_bound(0.1, noise_multiplier=1.0, steps=100, sample_rate=0.01, samples=50_000)
     assert bound.value == pytest.approx(0.127, abs=0.003)
@@ -37,6 +38,7 @@ def test_the_sampled_bound_at_full_count():
     assert bound.value == pytest.approx(0.127, abs=0.001)
 
 
+@pytest.mark.long
 def test_the_upper_limit_is_above_the_truth_as_often_as_stated():
     """At a rate near 1 the bound is that of no sampling, which is known; so is how often a limit may be below it."""
     exact = gaussian_bound(0.1, 0.5)

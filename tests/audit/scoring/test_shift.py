@@ -41,6 +41,7 @@ def test_exchangeable_halves_are_not_flagged(halves):
     assert found.detectable is not None and 0.55 < found.detectable < 0.6
 
 
+@pytest.mark.long
 @subtests(
     "shifted",
     [
@@ -58,6 +59,7 @@ def test_a_test_set_that_was_collected_apart_is_flagged(halves, shifted):
     assert found.found and found.auc is not None and found.auc > 0.55
 
 
+@pytest.mark.long
 def test_a_score_that_never_saw_a_model_looks_like_a_strong_attack_and_the_flag_says_why(halves):
     members, others = halves
     dimmer = examples(others.inputs * 0.9, others.labels)
@@ -67,6 +69,7 @@ def test_a_score_that_never_saw_a_model_looks_like_a_strong_attack_and_the_flag_
     assert shift_between(members, dimmer).found
 
 
+@pytest.mark.long
 def test_the_p_value_errs_with_its_level():
     draw = torch.Generator().manual_seed(3)
     values = []
@@ -102,6 +105,7 @@ def test_constant_inputs_are_told_by_labels_alone_and_nothing_is_divided_by_zero
     assert shift_between(members, examples(torch.ones(200, 1, 8, 8), torch.full((200,), 3))).found
 
 
+@pytest.mark.long
 def test_wide_inputs_are_projected_in_little_memory_and_a_shift_is_still_found():
     draw = torch.Generator().manual_seed(0)
     images = torch.rand(2, 150, 3, 48, 48, generator=draw)
@@ -129,6 +133,7 @@ def part_changed(inputs, labels, draw, kind):
     return inputs[kept], labels[kept]
 
 
+@pytest.mark.long
 @subtests(("kind", "by"), [("wrong labels", "hard labels"), ("mirrored", "hard labels"), ("balance", "labels")])
 def test_a_shift_of_a_small_part_that_moves_losses_is_found(halves, kind, by):
     members, others = halves
@@ -153,6 +158,7 @@ def test_labels_are_compared_as_by_a_chi_square_test():
     assert of_labels(np.arange(20) % 2, np.arange(300) % 3) < 0.05
 
 
+@pytest.mark.long
 def test_hard_labels_err_with_their_level():
     values = []
     for seed in range(30):

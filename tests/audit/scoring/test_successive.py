@@ -52,6 +52,7 @@ def test_one_direction_gives_1_and_turning_round_at_each_step_gives_minus_1(sign
     assert abs(found.value or 0) <= 1
 
 
+@pytest.mark.long
 def test_independent_noise_has_cosines_about_0_and_intervals_that_cover_it_as_often_as_they_say():
     runs, steps, dim = 1000, 201, 20
     noise = np.random.default_rng(0).standard_normal((runs, steps, dim))

@@ -24,6 +24,7 @@ def outcome(found, name):
     return next(one for one in found.outcomes if one.test == name)
 
 
+@pytest.mark.long
 def test_a_mechanism_at_its_claim_is_not_accused_and_one_with_half_the_noise_is():
     assert accusations(3, 0.05, CANARY) == 0  # the level of all twelve tests
     assert accusations(2, 1e-3, CANARY, scale=0.5) == 2
@@ -37,12 +38,14 @@ def test_a_mechanism_at_its_claim_is_accused_at_most_as_often_as_declared():
     assert accusations(10, level, None, scale=0.7) == 10
 
 
+@pytest.mark.long
 def test_taking_part_more_often_than_charged_is_found():
     found = battery(gaussian_mechanism(0, rate=0.9), seed=0, only={"participation"})
     assert found.accused_by == ("participation",)
     assert not battery(gaussian_mechanism(0), seed=0, only={"participation"}).accused_by
 
 
+@pytest.mark.long
 def test_a_claim_of_epsilon_alone_is_held_to_its_own_region():
     # One Gaussian of multiplier 2 is 1.99 at delta 1e-5: much less is a violation, as much is not.
     found = battery(gaussian_mechanism(0, answers=claiming(events=None, epsilon=0.02, delta=1e-5)), seed=0, only=CANARY)
@@ -51,6 +54,7 @@ def test_a_claim_of_epsilon_alone_is_held_to_its_own_region():
     assert not found.accused_by and outcome(found, "canary").runs == 640
 
 
+@pytest.mark.long
 def test_what_does_not_apply_says_why_and_the_level_stays_that_of_all_tests():
     zero_out = gaussian_mechanism(0, answers=claiming(relation="zero_out", arithmetic="real"))
     found = battery(zero_out, seed=0, only={"count", "buffers", "traces"})

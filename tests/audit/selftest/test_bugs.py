@@ -54,11 +54,13 @@ def test_a_bug_is_caught_and_the_loop_that_it_is_planted_in_is_not_accused():
     assert answers(under_defense(plain), "count") == ((), (), 1)
 
 
+@pytest.mark.long
 def test_the_number_of_records_shows_in_our_default_and_not_with_a_nominal_size():
     assert answers(BUGS["divided_by_records"].trainer, "count") == (("size",), (), 1)
     assert answers(under_defense(plain, recipe=of_nominal_size), "count") == ((), (), 1)
 
 
+@pytest.mark.long
 def test_norms_by_inner_products_are_caught_by_positions_that_cancel_and_the_norms_of_the_loop_are_not():
     assert answers(BUGS["inner_product_norms"].trainer, "positions") == (("positions",), (), 1)
     assert answers(under_defense(plain), "positions") == ((), (), 1)

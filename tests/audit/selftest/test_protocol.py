@@ -118,6 +118,7 @@ def test_what_cannot_be_told_its_task_is_refused():
         of_function(3, "mine")
 
 
+@pytest.mark.long
 def test_the_curve_of_unsampled_gaussians_is_theirs_and_that_of_a_sample_lies_below():
     two = TrainerClaim(events=(Gaussian(1.0, 2.0, 4),))  # mu 1
     assert math.isclose(two.most(0.05), norm.cdf(norm.ppf(0.05) + 1), rel_tol=1e-8)

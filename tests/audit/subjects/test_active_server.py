@@ -64,6 +64,7 @@ def test_a_claim_counts_the_messages_that_were_asked_for(records):
     assert three.claim.epsilon == pytest.approx(sampled.get_epsilon(1e-5), rel=1e-3)
 
 
+@pytest.mark.long
 def test_results_are_in_no_row_control_or_honest_table_and_in_one_of_their_own(records, tmp_path):
     board = Board.from_records(records)
     honest = Board.from_records([record for record in records if not record.active_server])

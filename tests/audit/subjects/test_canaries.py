@@ -65,6 +65,7 @@ def half_the_noise(monkeypatch):
     monkeypatch.setattr(CipherNoise, "add", lambda self, sums, std: real(self, sums, 0.5 * std))
 
 
+@pytest.mark.long
 def test_a_run_that_outgrows_its_memory_proves_the_same(suite_of, monkeypatch):
     text = SUITE.replace("number = 1000", "number = 100")
     kept = found(suite_of(text))
@@ -73,6 +74,7 @@ def test_a_run_that_outgrows_its_memory_proves_the_same(suite_of, monkeypatch):
     assert not again.error and (again.metrics, again.flags) == (kept.metrics, kept.flags)
 
 
+@pytest.mark.long
 def test_noise_of_half_the_scale_is_found_by_the_canaries_alone(suite_of, monkeypatch):
     half_the_noise(monkeypatch)
     outcome = found(suite_of(SUITE))
@@ -81,6 +83,7 @@ def test_noise_of_half_the_scale_is_found_by_the_canaries_alone(suite_of, monkey
     assert "claim_violated" in outcome.flags
 
 
+@pytest.mark.long
 def test_canaries_are_trained_on_by_their_coins_and_the_right_noise_is_not_accused(suite_of):
     job = job_of(suite_of(SUITE))
     subject = TrainedModel(job.cells, CPU)
@@ -101,6 +104,7 @@ def test_canaries_are_trained_on_by_their_coins_and_the_right_noise_is_not_accus
     assert metric.detail["method"] == "order_statistics" and metric.detail["ceiling"] > claimed
 
 
+@pytest.mark.long
 def test_a_model_that_never_saw_a_canary_proves_nothing(suite_of):
     suite = suite_of(CONTROLLED.replace("number = 1000", "number = 200"))
     for defense in ("sgd", "dp_sgd"):
@@ -110,6 +114,7 @@ def test_a_model_that_never_saw_a_canary_proves_nothing(suite_of):
     assert found(suite, "sgd", "positive").metrics[NAME].value > 3
 
 
+@pytest.mark.long
 @subtests("kind", ["mislabelled", "blank", "crafted", "random", "orthonormal"])
 def test_every_kind_is_put_in_and_bounded(suite_of, kind):
     text = SUITE.replace('"dirac", number = 1000', f'"{kind}", number = 80')
@@ -121,6 +126,7 @@ def test_every_kind_is_put_in_and_bounded(suite_of, kind):
         assert outcome.metrics[NAME].value > 1
 
 
+@pytest.mark.long
 def test_under_poisson_sampling_nothing_is_assumed_of_the_mechanism(suite_of):
     outcome = found(suite_of(SUITE.replace('"full"', '"poisson"').replace("batch = 100", "batch = 50")))
     metric = outcome.metrics[NAME]
@@ -128,6 +134,7 @@ def test_under_poisson_sampling_nothing_is_assumed_of_the_mechanism(suite_of):
     assert metric.detail["delta_at_verdict"] < 1e-9 and metric.value < outcome.claim["epsilon"]
 
 
+@pytest.mark.long
 @subtests("defense", ["random_sparsification", "pcdp", "dpdr", "gep", "diff2", "dpsur"])
 def test_masks_subspaces_and_two_blocks_take_canaries(suite_of, defense):
     text = SUITE.replace("dp_sgd", defense).replace('"dirac", number = 1000', '"random", number = 100')
@@ -158,6 +165,7 @@ def wrong(*, noise_multiplier: float | None = None) -> Defense:
 '''
 
 
+@pytest.mark.long
 def test_a_defense_that_claims_half_of_its_norm_is_found_by_canaries_and_ends_the_command_with_1(tmp_path, capsys):
     """The auditor's look at the noise finds nothing: it is as the plan says, and so are contributions."""
     (tmp_path / "wrong.py").write_text(TWICE, encoding="utf-8")
@@ -195,6 +203,7 @@ MASKED = SUITE.replace('{ name = "dp_sgd" }', '{ name = "random_sparsification",
 )
 
 
+@pytest.mark.long
 @subtests("kind", ["dirac", "orthonormal"])
 def test_canaries_are_drawn_anew_with_each_mask_and_are_whole_in_all_of_them(suite_of, kind):
     job = job_of(suite_of(MASKED.replace("dirac", kind)), "random_sparsification")
@@ -212,6 +221,7 @@ def test_canaries_are_drawn_anew_with_each_mask_and_are_whole_in_all_of_them(sui
     assert not [remark for remark in model.run.remarks if "unverified" in remark]
 
 
+@pytest.mark.long
 @subtests("defense", ["random_sparsification", "pcdp"])
 def test_directions_that_a_step_brings_together_are_no_trials_by_themselves(suite_of, defense):
     """Random ones overlap in a mask, and whatever is in a subspace."""
@@ -221,6 +231,7 @@ def test_directions_that_a_step_brings_together_are_no_trials_by_themselves(suit
     assert outcome.metrics[NAME].detail["method"] == "one_run_f_dp"
 
 
+@pytest.mark.long
 def test_what_redrawn_canaries_prove_and_less_noise_under_masks_is_found(suite_of, monkeypatch):
     suite = suite_of(MASKED.replace("number = 200", "number = 240"))
     right = found(suite, "random_sparsification")
@@ -240,6 +251,7 @@ def test_more_canaries_than_the_smallest_mask_has_coordinates_are_not_put_in(sui
     assert len(TrainedModel(plan(suite).jobs[0].cells, CPU).model.trained_on) == 100
 
 
+@pytest.mark.long
 def test_records_are_written_verified_and_on_the_board(tmp_path):
     records = run(SUITE.replace("number = 1000", "number = 100"), tmp_path)
     folder = tmp_path / "records"

@@ -55,6 +55,7 @@ def ran(tmp_path_factory):
     return folder / "out", records, found
 
 
+@pytest.mark.long
 def test_success_is_near_the_bound_under_noise_high_with_little_and_certain_without(ran):
     _, _, found = ran
     for (sigma, noise, control), record in found.items():
@@ -73,6 +74,7 @@ def test_success_is_near_the_bound_under_noise_high_with_little_and_certain_with
     assert len(found) == 6
 
 
+@pytest.mark.long
 def test_none_of_its_pictures_is_scored_shown_or_told_as_found(ran):
     folder, _, found = ran
     for record in found.values():
@@ -92,6 +94,7 @@ def test_none_of_its_pictures_is_scored_shown_or_told_as_found(ran):
     assert "Picked right" in page and "data:image/png" not in page and "holds no images" not in page
 
 
+@pytest.mark.long
 def test_its_controls_are_judged_by_what_was_picked(ran):
     folder, _, _ = ran
     board = Board.from_folder(folder, contradiction)
@@ -101,6 +104,7 @@ def test_its_controls_are_judged_by_what_was_picked(ran):
     assert not any("reconstruction" in c.name for c in board.controls)
 
 
+@pytest.mark.long
 def test_what_was_picked_lies_beside_the_record_and_gives_its_share_again(ran):
     folder, _, found = ran
     places = []
@@ -154,6 +158,7 @@ def rows_of(images: torch.Tensor) -> set[bytes]:
     return {one.numpy().tobytes() for one in images}
 
 
+@pytest.mark.long
 def test_candidates_took_part_in_nothing_that_the_attacker_sees(watching, tmp_path):
     photos = data.load("photos", seed=0)
     private, others = rows_of(photos.private.inputs), rows_of(photos.non_member.inputs)
@@ -179,6 +184,7 @@ def test_candidates_took_part_in_nothing_that_the_attacker_sees(watching, tmp_pa
         assert (found.metrics["prior_success"].value or 0.0) <= 14 / 32
 
 
+@pytest.mark.long
 def test_an_attack_cannot_change_what_it_is_scored_against(watching, tmp_path):
     def overwrites(prior: Examples) -> torch.Tensor:
         prior.inputs.copy_(prior.inputs[:1].expand_as(prior.inputs))
@@ -197,6 +203,7 @@ def test_an_attack_cannot_change_what_it_is_scored_against(watching, tmp_path):
     assert "inputs must be one of the candidates" in refused.error
 
 
+@pytest.mark.long
 def test_candidates_that_are_an_official_test_set_are_flagged(watching, tmp_path, monkeypatch):
     real = shared_update.load_splits
     assert "non_members_are_test" not in outcomes(TEXT, tmp_path, noise="none", control="positive")[0].flags
@@ -209,6 +216,7 @@ def test_candidates_that_are_an_official_test_set_are_flagged(watching, tmp_path
     assert "non_members_are_test" in outcomes(TEXT, tmp_path, noise="none", control="positive")[0].flags
 
 
+@pytest.mark.long
 def test_who_picks_everything_right_under_noise_is_a_violation(watching, tmp_path):
     photos = rows_of(data.load("photos", seed=0).private.inputs)
     knows = lambda prior: torch.stack([x for x in prior.inputs if x.numpy().tobytes() in photos])  # noqa: E731 - cheats

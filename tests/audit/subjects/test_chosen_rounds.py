@@ -107,7 +107,10 @@ def of_updates(cell: Cell):
     return shared_update.SharedUpdates((cell,), CPU).outcome(cell)
 
 
-@pytest.mark.parametrize(("name", "computed"), [("active_membership", of_clients), ("imprint", of_updates)])
+@pytest.mark.parametrize(
+    ("name", "computed"),
+    [pytest.param("active_membership", of_clients, marks=pytest.mark.long), ("imprint", of_updates)],
+)
 def test_two_attacks_on_a_client_get_no_noise_in_common(monkeypatch, tmp_path, name, computed):
     server = Server([[1.0]])
     install(monkeypatch, server)
@@ -131,6 +134,7 @@ def test_a_repetition_for_one_candidate_sends_no_other_model_under_the_same_nois
     assert len(server.errors) == len(server.messages) - 1
 
 
+@pytest.mark.long
 def test_a_round_whose_release_failed_is_not_taken_again(monkeypatch, tmp_path):
     server = Server([[1e5, 1.0]])  # of huge parameters, the rounded displacement leaves the span of the directions
     install(monkeypatch, server)
@@ -142,6 +146,7 @@ def test_a_round_whose_release_failed_is_not_taken_again(monkeypatch, tmp_path):
     assert not any(server.messages)
 
 
+@pytest.mark.long
 def test_messages_beyond_the_memory_are_a_reason_and_no_missing_key(monkeypatch, tmp_path):
     server = Server([[1.0, 1.0]])
     install(monkeypatch, server)

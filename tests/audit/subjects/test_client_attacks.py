@@ -93,6 +93,7 @@ def test_pools_without_a_class_of_the_client_are_refused():
         )
 
 
+@pytest.mark.long
 def test_on_a_split_by_class_no_score_of_a_class_alone_tells_members(outcomes):
     """The class is all that a score below reads; against non-members of all classes it would reach far above 0.5."""
     model, found = outcomes()
@@ -122,6 +123,7 @@ def test_at_one_local_step_messages_and_local_steps_give_the_same_ratios(outcome
     assert found["message_likelihood"].flags == found["likelihood_ratio"].flags == []
 
 
+@pytest.mark.long
 def test_members_are_told_apart_under_little_noise_and_the_claim_says_how_it_bounds_them(outcomes):
     """One run's AUC may exceed the claim's: examples of a class have like gradients, and all share the run's noise.
 
@@ -148,6 +150,7 @@ def test_the_control_that_never_saw_the_members_is_at_chance(outcomes):
     assert metric.value == 0.5 and "deterministic" in found["message_likelihood"].flags
 
 
+@pytest.mark.long
 def test_the_attacked_client_is_the_worst_by_its_claim_or_the_number_of_the_suite(outcomes):
     model, found = outcomes()
     epsilons = found["federation"].arrays["epsilon"]
@@ -164,6 +167,7 @@ def test_the_attacked_client_is_the_worst_by_its_claim_or_the_number_of_the_suit
     assert largest[0] > largest[1]
 
 
+@pytest.mark.long
 def test_a_number_out_of_range_and_a_client_without_rounds_are_refused(tmp_path):
     path = tmp_path / "toy.toml"
     path.write_text(SUITE.replace("participation = 0.7", "attacked = 3"), encoding="utf-8")
@@ -208,6 +212,7 @@ def test_an_update_of_one_step_is_attacked_by_its_participants(outcomes):
     assert outcome.metrics["auc"].detail["largest_under_claim"] > 0.7
 
 
+@pytest.mark.long
 def test_an_update_that_was_lost_is_attacked_by_nobody(outcomes):
     """A client may be lost after its step: the last message is of an earlier step, and so are the participants."""
     model, found = outcomes("participation = 0.7", "participation = 1.0, attacked = 1, dropout = 0.7")

@@ -142,6 +142,7 @@ def test_the_negative_control_trains_clients_on_public_examples(outcomes):
     assert found["membership"].claim["epsilon"] is None
 
 
+@pytest.mark.long
 def test_public_only_reads_no_private_example_and_claims_epsilon_0(outcomes, tmp_path):
     model, found = outcomes("sgd", "public_only")
     outcome = found["utility"]
@@ -169,6 +170,7 @@ def test_relative_drift_is_the_weighted_spread_over_the_squared_mean():
     assert math.isnan(relative_drift(deltas[:1], [1.0])) and math.isnan(relative_drift([deltas[0], -deltas[0]], [1, 1]))
 
 
+@pytest.mark.long
 def test_a_method_that_was_calibrated_has_no_unverified_part(tmp_path):
     """Its dry run leaves bases in a memory, which a claim must not take for somebody else's code."""
     text = SUITE.replace("noise_multiplier = 4.0", "epsilon = 3.0").replace('"fed_avg"', '"fed_pcdp", rank = 5')

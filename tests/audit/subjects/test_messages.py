@@ -17,6 +17,8 @@ from leakbench.audit.subjects.outcome import Outcome
 from leakbench.audit.suite.suite import SuiteError
 from leakbench.leaderboard.records.task import UpdateTask
 
+from ...parameters import long_but
+
 CPU = torch.device("cpu")
 SUITE = """
 name = "toy"
@@ -94,6 +96,7 @@ def test_a_suite_attacks_the_message_of_a_client_of_its_defense(suite_of, watche
     assert [t.labels.tolist() for t in silent] == [t.labels.tolist() for t in loud]
 
 
+@pytest.mark.long
 def test_a_defense_has_its_own_learning_rate_and_its_noise_from_the_budget_of_the_run(suite_of, watched):
     text = SUITE.replace("noise_multiplier = 1.5", "epsilon = 3.0")
     found = cells(suite_of(text), "fed_avg")
@@ -172,7 +175,7 @@ def test_local_steps_that_end_within_a_pass_are_refused(suite_of):
         plan(suite_of(SEVERAL.replace("local_steps = 4", "local_steps = 3")))
 
 
-@pytest.mark.parametrize("defense", ["fed_avg", "local_noise_filter", "random_sparsification"])
+@pytest.mark.parametrize("defense", long_but(["fed_avg"], ["fed_avg", "local_noise_filter", "random_sparsification"]))
 @pytest.mark.parametrize("text", [SUITE, SEVERAL], ids=["one step", "several"])
 def test_the_claim_of_a_message_follows_from_its_record_and_a_better_one_does_not(
     defense, text, suite_of, watched, tmp_path

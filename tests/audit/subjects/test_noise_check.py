@@ -52,6 +52,7 @@ def test_noise_that_repeats_after_any_number_of_releases_shows(period, sign):
     assert noise_statistics(repeated)[2] > 6
 
 
+@pytest.mark.long
 def test_repetition_of_fresh_noise_is_standard_normal_over_a_run_and_the_largest_score_is_bounded_by_all_tests():
     """Given the earlier releases the score is normal, so those of a run are independent."""
     drawn = torch.randn(3000, 12, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)

@@ -151,6 +151,7 @@ def test_models_of_one_stack_and_of_others_differ(suite_of):
     assert torch.equal(unpacked(first(CPU)["logits"]), answers[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("defense", ["sgd", pytest.param("dp_sgd", marks=pytest.mark.slow)])
 def test_a_stack_and_models_one_after_another_answer_alike(suite_of, monkeypatch, defense):
     """Up to the coins of sampling and noise: by how much surer they are of what they were trained on."""
@@ -222,6 +223,7 @@ def test_a_bank_with_a_model_that_diverged_is_refused(suite_of):
         read_bank(cell.needs, {cell.needs[0].name: result}, splits, asked, asked.ids)
 
 
+@pytest.mark.long
 def test_a_suite_runs_it_keeps_the_bank_and_records_who_knew_what(suite_of, tmp_path):
     suite, told = suite_of(SUITE), []
     records = harness.run(suite, tmp_path, device=CPU, jobs=1, report=lambda *told_of: told.append(told_of))
@@ -241,6 +243,7 @@ def test_a_suite_runs_it_keeps_the_bank_and_records_who_knew_what(suite_of, tmp_
     assert {path: path.stat().st_mtime_ns for path in stores} == before
 
 
+@pytest.mark.long
 def test_a_bank_that_fails_is_the_error_of_the_cells_that_read_it_alone(suite_of, tmp_path, monkeypatch):
     def broken(self, device):
         raise RuntimeError("out of luck")

@@ -57,6 +57,7 @@ def released(double: Double) -> list[torch.Tensor]:
     return [target.released for target, _ in double.seen]
 
 
+@pytest.mark.long
 def test_every_target_is_shared_attacked_and_averaged(suite_of, watched):
     found = outcome(suite_of(TEXT))
     first, second = (target for target, _ in watched.seen)
@@ -70,6 +71,7 @@ def test_every_target_is_shared_attacked_and_averaged(suite_of, watched):
     assert psnr.low is not None and psnr.value is not None and psnr.low < psnr.value
 
 
+@pytest.mark.long
 def test_the_sum_of_local_steps_is_shared_and_charged(suite_of, watched):
     text = TEXT.replace("step = 1", "step = 2, local = { epochs = 3, batch = 1 }")
     found, once = outcome(suite_of(text)), outcome(suite_of(TEXT))
@@ -172,6 +174,7 @@ def test_the_same_cell_twice_is_the_same_and_secure_noise_is_not(suite_of, watch
     assert not torch.equal(first, again)
 
 
+@pytest.mark.long
 def test_flags_say_that_an_attack_found_nothing_or_that_noise_was_matched(suite_of, watched, monkeypatch):
     found = outcome(suite_of(TEXT.replace('"dp_sgd"', '"noisy_sgd"')), "noisy_sgd")
     assert found.flags == ["noise_matched"]
@@ -187,6 +190,7 @@ def test_flags_say_that_an_attack_found_nothing_or_that_noise_was_matched(suite_
     assert outcome(suite_of(TEXT)).flags == ["degraded"]
 
 
+@pytest.mark.long
 def test_labels_of_shared_updates_are_recovered_scored_and_kept(suite_of):
     suite = suite_of(TEXT.replace('"inverting_gradients"', '"label_recovery"'))
     cells = [

@@ -25,6 +25,7 @@ from leakbench.audit.targets.candidates import Candidates, content_order
 from leakbench.benchmarks import data
 from leakbench.defenses.core.randomness.noise import CipherNoise
 
+from ...parameters import long_but
 from ..conftest import SUITE
 
 CPU = torch.device("cpu")
@@ -176,6 +177,7 @@ def test_a_cell_is_the_same_alone_and_after_others(suite_of, private):
     assert (alone.arrays["score"] == private["loss_threshold"].arrays["score"]).all()
 
 
+@pytest.mark.long
 def test_fewer_private_examples_are_fewer_members(suite_of):
     text = CONTROLLED.replace("batch = 70", "private = 80, batch = 40").replace("epsilon", "noise_multiplier")
     found = outcomes(suite_of(text))
@@ -185,6 +187,7 @@ def test_fewer_private_examples_are_fewer_members(suite_of):
     assert 0 < negative.arrays["member"].sum() <= 80 and not negative.error
 
 
+@pytest.mark.long
 def test_noise_is_found_as_claimed_and_members_tell_where_gradients_are_of_views_and_the_model_is_an_average(suite_of):
     """The auditor finds the views that were drawn: without them a remainder would be more than the noise."""
     said = "views = 2, crop_padding = 1, horizontal_flip = false, average = 0.9"
@@ -194,6 +197,7 @@ def test_noise_is_found_as_claimed_and_members_tell_where_gradients_are_of_views
     assert silent["one_step_likelihood_ratio"].metrics["auc"].value == 1.0
 
 
+@pytest.mark.long
 def test_released_statistics_are_a_part_of_the_budget_and_of_what_is_attacked(suite_of, private):
     """Pixels standardised by two releases: noise is found as claimed, and the steps get what the budget leaves."""
     said = "statistics = { mean_norm = 4.0, square_norm = 3.0, noise_multiplier = 4 }"
@@ -219,6 +223,7 @@ def test_released_statistics_are_a_part_of_the_budget_and_of_what_is_attacked(su
 PRETRAIN = "pretrain = { epochs = 20, lr = 0.5, batch = 20, train = '%s' }"
 
 
+@pytest.mark.long
 def test_a_pretrained_model_is_attacked_says_so_and_learns_more_at_a_small_epsilon(suite_of):
     """What follows is private; 100 public examples of the same kind tell more than epsilon 1 lets 700 private ones."""
     # The noise of epsilon 1, whose search takes longer than everything else.
@@ -240,6 +245,7 @@ def test_a_pretrained_model_is_attacked_says_so_and_learns_more_at_a_small_epsil
         assert found["likelihood_ratio"].metrics["auc"].value == pytest.approx(0.5, abs=0.15), train
 
 
+@pytest.mark.long
 def test_a_linear_probe_moves_the_last_layer_and_not_one_bit_of_the_others(suite_of):
     suite = suite_of(CONTROLLED.replace("lr = 0.5,", f"lr = 0.5, {PRETRAIN % 'last'},"))
     for name, control in (("dp_sgd", None), ("sgd", "positive"), ("sgd", "negative")):
@@ -300,6 +306,7 @@ def test_a_training_that_diverged_is_flagged_and_its_attacks_fail_by_themselves(
     assert found["loss_threshold"].error.startswith("ValueError: scores must be finite")
 
 
+@pytest.mark.long
 def test_a_run_that_spent_more_than_its_budget_violates_its_claim(suite_of, monkeypatch):
     real = trained.defend
 
@@ -312,6 +319,7 @@ def test_a_run_that_spent_more_than_its_budget_violates_its_claim(suite_of, monk
     assert all(remarks(outcome) == ["claim_violated"] for outcome in found.values())
 
 
+@pytest.mark.long
 def test_noise_that_proves_nothing_is_flagged_as_matched(suite_of):
     text = CONTROLLED.replace('"dp_sgd"', '"noisy_sgd"')
     found = outcomes(suite_of(text), "noisy_sgd")
@@ -320,6 +328,7 @@ def test_noise_that_proves_nothing_is_flagged_as_matched(suite_of):
     assert claim is not None and claim["epsilon"] is None and "not bounded" in claim["reason"]
 
 
+@pytest.mark.long
 def test_less_noise_than_claimed_violates_the_claim_and_the_right_amount_does_not(suite_of, private, monkeypatch):
     assert not any(remarks(outcome) for outcome in private.values())
     real = CipherNoise.add
@@ -329,7 +338,7 @@ def test_less_noise_than_claimed_violates_the_claim_and_the_right_amount_does_no
         assert violated == "claim_violated" and found in ("noise_0.49x_of_claimed", "noise_0.5x_of_claimed")
 
 
-@pytest.mark.parametrize("kind", ["constant", "repeated", "nan"])
+@pytest.mark.parametrize("kind", long_but(["nan"], ["constant", "repeated", "nan"]))
 def test_noise_of_the_right_size_that_anybody_can_take_off_violates_the_claim(suite_of, monkeypatch, kind):
     def added(self, sums, std):
         drawn = torch.randn(len(sums), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -341,6 +350,7 @@ def test_noise_of_the_right_size_that_anybody_can_take_off_violates_the_claim(su
     assert flags == said
 
 
+@pytest.mark.long
 def test_who_is_asked_about_alone_gets_ids_that_follow_from_no_place_in_the_pools(suite_of, monkeypatch):
     told: list[str] = []
     alone: list[int] = []
@@ -363,6 +373,7 @@ def test_who_is_asked_about_alone_gets_ids_that_follow_from_no_place_in_the_pool
     assert alone and sorted(places) == sorted(in_order.index(one) for one in alone)
 
 
+@pytest.mark.long
 def test_less_noise_than_claimed_in_one_release_beside_the_steps_is_found_there(suite_of, monkeypatch):
     real = CipherNoise.add
     # Of that release alone: its multiplier is 8, and that of the steps is 1.
@@ -373,6 +384,7 @@ def test_less_noise_than_claimed_in_one_release_beside_the_steps_is_found_there(
     assert re.fullmatch(r"noise_0\.(4[5-9]|5\d?)x_of_claimed_in_one_off_0", flags[1])
 
 
+@pytest.mark.long
 def test_more_noise_than_claimed_is_said_and_violates_nothing(suite_of, monkeypatch):
     real = CipherNoise.add
     monkeypatch.setattr(CipherNoise, "add", lambda self, sums, std: real(self, sums, 1.5 * std))
@@ -388,12 +400,9 @@ def test_scores_lie_beside_a_record_in_the_order_of_the_data_set(private):
 @pytest.mark.parametrize(
     "sampling",
     [
-        "poisson",
-        "shuffle",
-        "full",
-        "random_allocation",
+        *long_but(["shuffle", "full"], ["poisson", "shuffle", "full", "random_allocation"]),
         *(pytest.param(other, marks=pytest.mark.slow) for other in ("partition", "fixed")),
-        'cyclic", groups = 3, engine = "auto',
+        pytest.param('cyclic", groups = 3, engine = "auto', marks=pytest.mark.long),
         # dp-accounting walks over its losses in Python here.
         pytest.param('truncated_poisson", largest_batch = 90, engine = "auto', marks=pytest.mark.slow),
     ],
@@ -410,7 +419,7 @@ def test_the_ratio_of_a_run_is_called_the_most_powerful_test_where_it_is_one(sui
     assert not [outcome.error for outcome in found.values() if outcome.error]
 
 
-@pytest.mark.parametrize("name", ["dp_ftrl", "dpsur"])
+@pytest.mark.parametrize("name", long_but(["dp_ftrl"], ["dp_ftrl", "dpsur"]))
 def test_correlated_noise_and_trials_leave_no_ratio_the_most_powerful_test(suite_of, name):
     text = CONTROLLED.replace("controls = true", "controls = false").replace("epsilon = 3.0", "noise_multiplier = 1.0")
     found = outcomes(suite_of(text.replace('"dp_sgd"', f'"{name}"')), name)
@@ -418,6 +427,7 @@ def test_correlated_noise_and_trials_leave_no_ratio_the_most_powerful_test(suite
     assert "not_most_powerful" not in found["one_step_likelihood_ratio"].flags
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "flagged"), [("dp_snip", True), ("random_sparsification", False)])
 def test_a_release_before_the_steps_is_attacked_by_itself_and_with_them_and_who_does_not_read_it_says_so(
     suite_of, name, flagged
@@ -449,6 +459,7 @@ def test_who_reads_a_release_without_noise_beside_noisy_steps_makes_decisions(su
     assert all(found[attack].metrics["auc"].value == 1.0 for attack in decided)
 
 
+@pytest.mark.long
 def test_a_clip_norm_that_adapts_by_name_is_trained_with_attacked_and_claimed_as_one_gaussian_a_step(suite_of):
     text = CONTROLLED.replace("controls = true", "controls = false").replace("epsilon = 3.0", "noise_multiplier = 1.0")
     entries = ['"random_sparsification"', '"random_sparsification", bound = "adaptive"']
@@ -497,11 +508,13 @@ def test_nothing_is_trained_before_a_cell_asks(suite_of, monkeypatch):
 PUBLIC = CONTROLLED.replace('{ name = "dp_sgd" }', '{ name = "pcdp", rank = 3 }').replace("epsilon", "noise_multiplier")
 
 
+@pytest.mark.long
 def test_who_reads_public_data_is_flagged_and_who_does_not_is_not(suite_of):
     assert remarks(outcomes(suite_of(PUBLIC), "pcdp")[None]) == ["public_in_distribution"]
     assert remarks(outcomes(suite_of(PUBLIC), "sgd", "positive")[None]) == []
 
 
+@pytest.mark.long
 def test_a_negative_control_that_reads_public_data_trains_on_one_half_and_reads_the_other(suite_of, monkeypatch):
     real, seen = trained.OngoingRun, []
 
@@ -518,6 +531,7 @@ def test_a_negative_control_that_reads_public_data_trains_on_one_half_and_reads_
     assert not found[None].error and found["loss_threshold"].metrics["auc"].value is not None
 
 
+@pytest.mark.long
 def test_a_negative_control_trains_on_no_more_than_there_are_members(suite_of):
     text = CONTROLLED.replace("batch = 70", "private = 80, batch = 40").replace("epsilon", "noise_multiplier")
     found = outcomes(suite_of(text), "dp_sgd", "negative")
@@ -525,6 +539,7 @@ def test_a_negative_control_trains_on_no_more_than_there_are_members(suite_of):
     assert found[None].task["sample_rate"] == 0.5
 
 
+@pytest.mark.long
 def test_a_run_that_outgrows_its_memory_is_taken_once_more_for_who_reads_every_step(suite_of, private, monkeypatch):
     monkeypatch.setattr(trained, "TRANSCRIPT_MEMORY", 10_000)
     monkeypatch.setattr(trained, "WATCHED", 2)
@@ -543,6 +558,7 @@ def test_a_run_that_outgrows_its_memory_is_taken_once_more_for_who_reads_every_s
     assert "claim_violated" not in again[None].flags
 
 
+@pytest.mark.long
 def test_noise_that_cannot_be_drawn_again_refuses_who_reads_every_step_of_a_long_run_and_nobody_else(
     suite_of, monkeypatch
 ):
@@ -573,6 +589,7 @@ def own(tmp_path) -> str:
     return f"npz:{tmp_path / 'own.npz'}"
 
 
+@pytest.mark.long
 def test_utility_is_measured_on_the_test_set_where_there_is_one(suite_of, own):
     found = outcomes(suite_of(FEW.replace("digits", own)))
     assert found[None].task["tested_on"] == 40
@@ -580,6 +597,7 @@ def test_utility_is_measured_on_the_test_set_where_there_is_one(suite_of, own):
     assert found["loss_threshold"].metrics["auc"].n == 200
 
 
+@pytest.mark.long
 def test_where_the_test_set_stands_in_for_non_members_the_record_says_so(suite_of, own):
     text = FEW.replace('"digits"', f'"{own}", private = 300, non_member = 0, public = 0')
     found = outcomes(suite_of(text))
@@ -608,6 +626,7 @@ def test_a_random_split_proves_something_of_attacks_that_were_told_nobodys_membe
             assert found.value is None and found.reason
 
 
+@pytest.mark.long
 def test_a_bound_above_what_the_claim_implies_refutes_it(monkeypatch, suite_of):
     real = random_split.epsilon_lower
 

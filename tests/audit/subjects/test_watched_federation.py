@@ -49,6 +49,7 @@ def kept_bytes(model):
     return sum(storages([*replies, *model.watched.steps]).values())
 
 
+@pytest.mark.long
 def test_the_limit_is_the_bytes_of_all_that_is_kept_and_a_byte_less_keeps_nothing(subject, monkeypatch):
     unlimited, cells = subject()
     taken = kept_bytes(unlimited.model)

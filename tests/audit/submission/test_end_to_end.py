@@ -57,6 +57,7 @@ def test_a_submission_counts_and_its_row_stands_beside_the_published_ones(tree, 
     assert not (tmp_path / "canary").exists()
 
 
+@pytest.mark.long
 def test_a_bad_submission_beside_it_is_set_aside_by_name(tree, submission, capsys):
     (tree / "eve" / "0").mkdir(parents=True)
     code, checked = document(capsys, "submit", tree, "--check")
@@ -65,6 +66,7 @@ def test_a_bad_submission_beside_it_is_set_aside_by_name(tree, submission, capsy
     assert any(row["defense"]["name"] == "ada/half_dp.py:half_dp" for row in checked["board"]["rows"])
 
 
+@pytest.mark.long
 def test_verification_asks_before_it_runs_a_strangers_code(submission, capsys, tmp_path):
     code, _, error = run_command(capsys, "verify", submission, "--verifier", "grace")
     assert code == 2 and "--run-their-code" in error and not (tmp_path / "canary").exists()
@@ -72,6 +74,7 @@ def test_verification_asks_before_it_runs_a_strangers_code(submission, capsys, t
     assert code == 2 and "somebody else" in error
 
 
+@pytest.mark.long
 def test_two_cells_are_verified_and_a_tampered_record_is_then_refused(tree, submission, capsys, tmp_path):
     arguments = ("--verifier", "grace", "--cells", 2, "--fresh", 2, "--salt", "s", "--jobs", 1, "--run-their-code")
     signing = ()
@@ -101,6 +104,7 @@ def test_two_cells_are_verified_and_a_tampered_record_is_then_refused(tree, subm
     assert code == 3 and "is set aside" in error
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not can_sign(), reason="needs ssh-keygen, of OpenSSH")
 def test_a_signed_submission_counts_and_one_signed_by_another_key_does_not(tree, submission, capsys, tmp_path):
     ada, eve = make_key(tmp_path / "ada_key"), make_key(tmp_path / "eve_key")
@@ -193,6 +197,7 @@ def test_a_file_without_the_function_gets_no_draft(tiny_suite, tmp_path, monkeyp
     assert code == 2 and sentence in error and not (tmp_path / "all").exists()
 
 
+@pytest.mark.long
 def test_a_draft_prints_a_trial_of_the_method_that_the_command_can_run(tiny_suite, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(METHOD)
@@ -234,6 +239,7 @@ def entropy(target: ModelAccess, generator) -> MembershipScores:
 '''
 
 
+@pytest.mark.long
 def test_an_attack_on_a_zoo_keeps_the_seeds_of_its_checkpoints(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(ENTROPY)

@@ -28,6 +28,8 @@ from leakbench.leaderboard.submissions.stamp import SIGNATURE, CellComparison, S
 from leakbench.leaderboard.submissions.tiers import IN_PROCESS, tier_of
 from tests.leaderboard.submissions.test_signature import make_key
 
+from ...parameters import long_but
+
 METHOD = "half_dp.py:half_dp"
 
 
@@ -316,6 +318,7 @@ def test_a_stamp_that_its_submitter_wrote_is_ignored_by_name(check, tree, submis
 needs_ssh = pytest.mark.skipif(not can_sign(), reason="needs ssh-keygen, of OpenSSH")
 
 
+@pytest.mark.long
 @needs_ssh
 def test_a_stamp_counts_if_a_trusted_verifier_signed_it(tree, submission, tmp_path):
     path = stamped(submission)
@@ -330,7 +333,9 @@ def test_a_stamp_counts_if_a_trusted_verifier_signed_it(tree, submission, tmp_pa
 
 
 @needs_ssh
-@pytest.mark.parametrize("damage", ["record", "arrays", "declaration", "stamp", "removed"])
+@pytest.mark.parametrize(
+    "damage", long_but(["record", "removed"], ["record", "arrays", "declaration", "stamp", "removed"])
+)
 def test_a_stamp_is_no_evidence_after_any_change(tree, submission, tmp_path, damage):
     key = trusted(tree, tmp_path)
     path = stamped(submission)
@@ -375,7 +380,9 @@ def test_a_stamp_with_a_number_that_differs_verifies_nothing_and_says_so(check, 
     assert any("computed again, it differs" in text for text in only(check(), submission))
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"schema": 2}', "[" * 100_000, '{"schema": 1, "x": NaN}'])
+@pytest.mark.parametrize(
+    "content", long_but(["[" * 100_000], ["{", "[]", '{"schema": 2}', "[" * 100_000, '{"schema": 1, "x": NaN}'])
+)
 def test_a_file_that_is_no_stamp_is_ignored_by_name(check, tree, submission, content):
     Path(submission, STAMP).write_text(content)
     assert any("VERIFIED.json: is ignored: must be a stamp" in text for text in only(check(), submission))
@@ -469,6 +476,7 @@ def own_rows(tree):
     return [row for row in board["rows"] if METHOD in row["defense"]["name"]]
 
 
+@pytest.mark.long
 def test_a_control_that_fails_is_flagged_and_its_rows_have_no_rank(check, tree, submission, monkeypatch):
     """Its seeds follow from its digest, so that it could not be measured again."""
     assert all(row["rank"] is not None for row in own_rows(tree))
@@ -557,6 +565,7 @@ def test_a_file_with_the_name_of_a_module_is_refused(tmp_path, name):
     assert "must have a name of its own" in single_file(tmp_path / name)
 
 
+@pytest.mark.long
 def test_the_accountant_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "dp_accounting.py").write_text("raise SystemExit('hijacked')\n")
     monkeypatch.chdir(tmp_path)

@@ -72,6 +72,7 @@ def examples(name):
     return seen
 
 
+@pytest.mark.long
 @subtests("name", PAPERS)
 def test_a_papers_suite_has_a_small_twin_that_asks_the_same(name):
     small = twin(name)
@@ -79,6 +80,7 @@ def test_a_papers_suite_has_a_small_twin_that_asks_the_same(name):
     assert asked(name) <= asked(small)
 
 
+@pytest.mark.long
 @subtests("small", sorted(set(SMALL) - OURS))
 def test_a_small_suite_asks_nothing_that_its_papers_do_not(small):
     papers = [name for name in PAPERS if twin(name) == small]
@@ -86,12 +88,14 @@ def test_a_small_suite_asks_nothing_that_its_papers_do_not(small):
     assert asked(small) == set().union(*map(asked, papers))
 
 
+@pytest.mark.long
 @subtests("small", SMALL)
 def test_a_small_suite_is_small(small):
     assert load(small).task.data in ("mnist", "digits")
     assert examples(small) <= LITTLE
 
 
+@pytest.mark.long
 @subtests("name", PAPERS)
 def test_every_figure_of_a_paper_stands_beside_a_cell(name):
     suite = load(name)
@@ -116,6 +120,7 @@ def test_the_statistics_of_handcrafted_features_cost_what_the_paper_pays_for_the
     assert found.noise_multiplier == pytest.approx(5.24, abs=0.005)
 
 
+@pytest.mark.long
 def test_the_head_on_public_features_costs_what_the_paper_pays_for_it():
     """The data are the reader's, so their sizes are those that the suite asks for."""
     task, small = load("random_freeze_transfer").task, load("random_freeze_transfer_small").task

@@ -84,6 +84,7 @@ def noisy_sums(model: ClientsRun, reply, sums) -> torch.Tensor:
     return total
 
 
+@pytest.mark.long
 @subtests("name", list(METHODS))
 def test_a_message_shows_the_weighted_sum_of_the_recorded_noisy_sums(runs, name):
     model = runs(name)
@@ -101,6 +102,7 @@ def test_a_message_shows_the_weighted_sum_of_the_recorded_noisy_sums(runs, name)
         assert message.round == reply.round.number and message.weights == sums.weights
 
 
+@pytest.mark.long
 @subtests("name", list(METHODS))
 def test_what_others_leave_of_a_non_member_is_noise_of_the_stated_size(runs, name):
     model = runs(name)
@@ -141,6 +143,7 @@ def test_what_others_leave_of_a_member_has_its_contributions_besides(runs):
         assert cosines.min() > 0.8
 
 
+@pytest.mark.long
 @subtests(
     "old, new, sentence",
     [
@@ -265,6 +268,7 @@ def test_last_digits_of_what_others_leave_do_not_tell_who_took_part(runs):
         assert left[inside].sum() == left[~inside].sum() == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "steps", "lr"), [("fed_avg", 1, 0.1), ("momentum", 3, 0.001)])
 def test_ratios_of_whole_rounds_average_to_one(runs, name, steps, lr):
     """E_0 exp(LLR) = 1 and E_1 exp(-LLR) = 1 over a run's rounds, whose noise and participation are independent.

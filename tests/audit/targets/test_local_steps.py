@@ -151,6 +151,7 @@ def test_coordinates_that_a_fixed_mask_holds_do_not_count():
     assert (pruned.released != 0).double().mean() > 0.5  # ReLUs are off for the rest
 
 
+@pytest.mark.long
 @subtests("name", SUMMED)
 def test_the_residual_is_in_units_of_the_noise_of_all_steps(name):
     # Noise of one step moves the gradients of the next; at a small learning rate hardly.

@@ -29,6 +29,7 @@ from leakbench.audit.targets.simulated_update import simulate_share
 from leakbench.defenses.core import CropAndFlip, Federated, Recipe
 from leakbench.defenses.core.federated.local_training import LocalTrainer
 
+from ...parameters import long_but
 from .test_observe import holds, reachable
 
 SHAPE, CLASSES, LR = (1, 4, 4), 3, 0.3
@@ -175,7 +176,7 @@ def test_contributions_of_a_step_add_up_to_its_message_or_say_why_not(name):
     torch.testing.assert_close(rows.sum(dim=0) / seen.expected_batch, seen.released, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize(("name", "steps"), [case for case in CASES if case not in UNKNOWN])
+@pytest.mark.parametrize(("name", "steps"), long_but(CASES[::3], [case for case in CASES if case not in UNKNOWN]))
 def test_a_simulated_message_is_differentiable(name, steps):
     seen, (inputs, labels) = sent(name, steps).observation, data(seed=2)
     weights = torch.randn(len(seen.released), generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -192,7 +193,7 @@ NOISY = ["fed_avg", "fed_prox", "scaffold", "moon", "pfa", "pfa full", "fed_pcdp
 NOISY += ["random_sparsification", "random_freeze", "posterior_freeze", "pcdp", "per_layer"]
 
 
-@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("steps", long_but([1], [1, 4]))
 @pytest.mark.parametrize("name", NOISY)
 def test_residuals_of_the_true_data_are_in_units_of_the_noise(name, steps):
     squares, count = 0.0, 0
@@ -245,6 +246,7 @@ def test_attacks_on_one_gradient_read_messages_of_one_step_and_say_that_others_a
         inverting_gradients(sent("fed_avg", 4, max_unroll=3).observation, generator, iterations=2)
 
 
+@pytest.mark.long
 def test_the_claim_is_of_the_message_and_of_its_unit():
     two_passes, one_step = sent("fed_avg", 4, noise=1.5), sent("fed_avg", 1, noise=1.5)
     mechanism = dp_accounting.pld.PLDAccountant()

@@ -149,6 +149,7 @@ def test_outside_the_mask_or_the_subspace_nothing_can_be_told(kind):
     assert metrics["auc"].value == pytest.approx(0.5, abs=5 * 0.0041 if kind == "projected" else 0)
 
 
+@pytest.mark.long
 @subtests(("along", "mu"), [(True, 0.3**0.5), (False, 0.7**0.5)])
 def test_a_canary_in_one_of_two_parts_shows_by_that_parts_share(along, mu):
     observation = shared(DEFENSES["two_part"], CANARY)
@@ -333,6 +334,7 @@ def test_public_examples_reach_methods_that_use_them():
         shared(Defense(PublicDirections(), noise_multiplier=0.0), rows(2, 4))
 
 
+@pytest.mark.long
 def test_three_lines_share_attack_and_score():
     splits = data.load("photos", seed=0)
     model = models.build("convnet", input_shape=splits.input_shape, classes=splits.classes, seed=0)

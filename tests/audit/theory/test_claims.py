@@ -30,6 +30,7 @@ SMALL = Setup(draws=40, data="digits", seed=7)
 WRONG_IN_PAPERS = {"reconstruction_under_clipping", "momentum_velocity", "bytes_printed_by_pcdp"}
 
 
+@pytest.mark.long
 @subtests("name", [name for name in CLAIMS if name != "gradient_symmetry"])
 def test_measurement_and_closed_form_agree(name, monkeypatch):
     monkeypatch.setattr(momentum, "STEPS", 40)  # closed forms are of runs of any length

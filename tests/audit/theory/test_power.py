@@ -175,6 +175,7 @@ class RepeatedSetup(Setup):
 QUIET = QuietSetup(draws=80, data="digits", seed=3)
 
 
+@pytest.mark.long
 @subtests(
     ("name", "setup"),
     [
@@ -256,6 +257,7 @@ def test_a_wrong_closed_form_is_rejected(name, place, wrong, monkeypatch):
     assert CLAIMS[name].examine(replace(SMALL, draws=60)).expected is False
 
 
+@pytest.mark.long
 def test_a_plan_is_what_claims_are_measured_on():
     """No measurement has a mechanism of its own: every method is asked for by name."""
     asked = []

@@ -28,6 +28,7 @@ def test_all_files_have_under_ten_megabytes_and_belong_to_a_checkpoint():
     assert folders == set(NAMES) == set(leakbench.zoo.names())
 
 
+@pytest.mark.long
 def test_the_suite_asks_for_exactly_these_checkpoints_and_trains_nothing():
     suite = load("zoo_small")
     assert {checkpoint_name("digits_mlp", request) for request in trainings(suite)} == set(NAMES)

@@ -62,6 +62,7 @@ def untrained(monkeypatch):
     monkeypatch.setattr(trained_run, "OngoingRun", refused)
 
 
+@pytest.mark.long
 def test_an_added_attack_is_on_the_board_of_every_checkpoint_and_nothing_is_trained(zoo, mine, untrained, tmp_path):
     events: list[str] = []
     suite = load(zoo / "tiny.toml").with_added(attacks=[mine])
@@ -77,6 +78,7 @@ def test_an_added_attack_is_on_the_board_of_every_checkpoint_and_nothing_is_trai
     assert not [fault for record in records if (fault := contradiction(record, tmp_path / "out" / "records"))]
 
 
+@pytest.mark.long
 def test_the_claim_of_a_record_is_that_of_its_checkpoint(zoo, tiny, tmp_path):
     records = harness.run(tiny, tmp_path, device=CPU, jobs=1)
     for record in records:
@@ -98,6 +100,7 @@ def test_ids_of_a_suites_own_cells_do_not_depend_on_what_is_added(zoo, mine, tmp
     assert before < {cell.id for cell in plan(more).cells}
 
 
+@pytest.mark.long
 def test_attacks_score_the_checkpoint_as_they_score_the_training_it_comes_from(zoo, tiny, tmp_path):
     (tmp_path / "tiny.toml").write_text((zoo / "tiny.toml").read_text().replace('zoo = "tiny"\n', ""), encoding="utf-8")
     trained = harness.run(load(tmp_path / "tiny.toml"), tmp_path / "trained", device=CPU, jobs=1)
@@ -142,6 +145,7 @@ def test_records_name_the_attacked_checkpoint_and_a_check_refuses_another_name_o
     assert NAMES[0] in faults["other weights"].problem and faults["an unknown one"].field == "task.checkpoint_digest"
 
 
+@pytest.mark.long
 def test_a_submitted_checkpoint_must_be_named_by_the_records_that_name_any(tiny, tmp_path):
     records = harness.run(tiny, tmp_path, device=CPU, jobs=1)
     named = records[0].task.checkpoint.sha256
@@ -176,6 +180,7 @@ def test_a_checkpoint_of_another_training_is_an_error_and_not_trained_anew(zoo, 
         plan(tiny, secure_noise=True)
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_changes_after_the_plan_fails_its_cells(zoo, tiny, tmp_path):
     path = zoo / NAMES[0] / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\1")
@@ -222,6 +227,7 @@ def test_a_suite_with_zoo_has_no_table_of_another_training():
         suites._build(suites.tomllib.loads(text + "\n[tune]\nvalidation = 20\nlr = [0.1]\n"), "x")
 
 
+@pytest.mark.long
 def test_the_command_is_recorded_with_the_attack(zoo, mine, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["run", str(zoo / "tiny.toml"), "--out", "out", "--jobs", "1", "--add-attack", mine, "--json"])

@@ -123,6 +123,7 @@ def test_the_smaller_the_concentration_the_fewer_classes_a_client_has():
     assert largest[1000.0] < 0.13
 
 
+@pytest.mark.long
 def test_shares_have_the_variance_of_a_dirichlet_distribution():
     """A class's share at one of 5 clients at concentration 1 is Beta(1, 4): mean 1/5, variance 4/150."""
     drawn = []

@@ -341,6 +341,7 @@ def test_cifar10_jpeg_that_is_not_there_is_refused_with_its_place(folder):
         data.load("cifar10_jpeg")
 
 
+@pytest.mark.long
 def test_the_real_mnist_is_the_published_one(data_dir, torchvision):
     if not (data_dir / "MNIST").is_dir():
         pytest.skip(f"no MNIST in {data_dir}")

@@ -156,6 +156,7 @@ def test_without_a_choice_or_without_halves_all_candidates_count(cell):
     assert (found.value, found.attack, found.chosen_on) == (0.70, "b", "the same scores")
 
 
+@pytest.mark.long
 def test_a_maximum_over_attacks_that_know_nothing_stays_at_chance_and_what_is_strongest_is_covered(cell):
     draw, attacks, runs = np.random.default_rng(0), 8, 100
     truth = np.where(np.arange(attacks) == 0, 0.52, 0.5)
@@ -218,6 +219,7 @@ def test_one_lucky_seed_is_no_match_for_a_mean_over_three(cell):
     assert (found.attack, found.value, found.chosen_on) == ("three", pytest.approx(0.67), "calibration half")
 
 
+@pytest.mark.long
 def test_attacks_that_know_nothing_win_no_oftener_for_fewer_seeds(cell):
     """Runs differ by more than attacks do; one attack of the four was measured on a single run."""
     draw, won, by_mean = np.random.default_rng(0), 0, 0

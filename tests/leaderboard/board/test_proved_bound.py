@@ -58,6 +58,7 @@ def test_the_least_of_several_trainings_is_sure_enough_to_take_the_largest_over_
     assert of(*again).value is None
 
 
+@pytest.mark.long
 def test_the_rule_fails_in_no_more_than_one_of_twenty_rows():
     # Bounds that exceed an epsilon of 0 with a probability of exactly 0.05, and 1e-6 at the verdict's confidence.
     rng = np.random.default_rng(0)

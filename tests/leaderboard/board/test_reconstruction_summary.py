@@ -61,6 +61,7 @@ def test_where_nothing_is_found_the_sentence_says_what_would_have_been():
     assert "3.0 dB would have been found" in said(*sought((0.5, 0.2), half=1.0))["dp_sgd"]
 
 
+@pytest.mark.long
 def test_a_gain_that_is_called_detectable_is_found_as_often_as_stated():
     draw = np.random.default_rng(0)
     found = []

@@ -441,6 +441,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.long
 @subtests("name", HOSTILE)
 def test_a_hostile_folder_is_named_by_file_and_field(clean, tmp_path, name):
     change, suffix, field, words = HOSTILE[name]

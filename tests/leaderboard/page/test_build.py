@@ -135,6 +135,7 @@ def test_a_page_without_plots_has_no_script_that_draws(page, record):
     assert len(document.scripts) == 1 and not document.specifications
 
 
+@pytest.mark.long
 def test_a_plot_is_there_without_its_script_and_as_its_specification(page, run):
     document = Document(page(*run))
     plots = document.all("div", class_="plot")
@@ -144,6 +145,7 @@ def test_a_plot_is_there_without_its_script_and_as_its_specification(page, run):
         assert plot["aria-label"] and json.loads(text)["datasets"]["rows"][0]["title"]
 
 
+@pytest.mark.long
 def test_the_board_and_its_document_lie_beside_the_page_and_nothing_else(page, run, tmp_path):
     page(*run)
     assert sorted(path.name for path in (tmp_path / "run/page").iterdir()) == ["board.csv", "board.json", "index.html"]
@@ -155,6 +157,7 @@ def test_the_same_records_give_the_same_bytes_whatever_their_order(page, run):
     assert page(*run, name="a") == page(*reversed(run), name="b")
 
 
+@pytest.mark.long
 def test_a_page_is_replaced_as_a_whole(page, run, tmp_path):
     page(*run)
     (tmp_path / "run/page/index.html").write_text("old")
@@ -200,11 +203,13 @@ def test_what_was_not_measured_is_na_with_its_reason_as_tooltip_and_footnote(pag
     assert sorted("data-order" in attrs for attrs in dash) == [False, True]
 
 
+@pytest.mark.long
 def test_an_interval_stands_under_its_value(page, run):
     text = page(*run[:-1])
     assert re.search(r'>0\.560</span><span class="ends">\[0\.\d{3}, 0\.\d{3}\]</span>', text)
 
 
+@pytest.mark.long
 def test_the_order_of_a_column_is_in_numbers_and_infinity_is_the_largest(page, run):
     document = Document(page(*run))
     claims = [attrs["data-order"] for attrs in document.all("td") if attrs.get("data-head", "").startswith("Claimed")]
@@ -219,12 +224,14 @@ def test_columns_that_no_record_speaks_of_are_not_there(page, record):
     assert "no attack on the images of a shared update and no attack on the labels of a shared update" in document.text
 
 
+@pytest.mark.long
 def test_failed_cells_are_listed_with_their_reason(page, run):
     document = Document(page(*run))
     assert "failed dp_sgd x loss_threshold 0 ValueError: scores were odd" in document.text
     assert "an attack failed, or its scores are gone, so the worst case may be worse" in document.text
 
 
+@pytest.mark.long
 def test_a_banner_says_that_controls_failed_or_are_absent(page, run, record):
     assert not Document(page(*run[:-1])).all("div", class_="alarm")
     assert "1 of 21 records failed" in Document(page(*run, name="e")).text
@@ -247,6 +254,7 @@ def test_records_of_which_nothing_succeeded_still_make_a_page(page, record):
     assert "Nothing could be measured" in document.text and "no memory" in document.text
 
 
+@pytest.mark.long
 def test_several_suites_have_a_table_each_and_many_rows_a_filter(page, record, run):
     assert not Document(page(*run)).all("input", id="filter")
     rows = [record("utility", suite=f"suite{i % 2}", defense=f"defense_{i}") for i in range(MANY + 1)]
@@ -338,6 +346,7 @@ def test_bad_places_are_refused_in_a_sentence(page, run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_every_footnote_is_needed_by_what_stands_above_it(page, run, record, metric):
     odd = {"auc": metric(None, reason="scores were odd"), "tpr_at_1pct_fpr": metric(None, reason="few non-members")}
     picture = {
@@ -356,6 +365,7 @@ def test_every_footnote_is_needed_by_what_stands_above_it(page, run, record, met
     assert "Worst TPR at 1 % FPR (" in document.text and "few non-members" in document.text
 
 
+@pytest.mark.long
 def test_reading_notes_are_folded_and_the_board_stands_first(page, run):
     text = page(*run)
     reading = text.partition('<details class="reading">')[2].partition("</details>")[0]

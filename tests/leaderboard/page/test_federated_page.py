@@ -42,6 +42,7 @@ def sections(text):
     return {attrs["id"] for attrs in Document(text).all("section")} & {"clients", "classes"}
 
 
+@pytest.mark.long
 def test_a_page_has_rounds_clients_and_classes(page, federated, accuracy, claim):
     records = [accuracy(seed=seed) for seed in (0, 1)]
     records += [federated(kind, seed=seed)[0] for kind in ("rounds", "federation") for seed in (0, 1)]
@@ -77,6 +78,7 @@ def test_missing_kinds_leave_no_section(page, federated, accuracy, kinds):
     assert (".heat" in text) == ("classes" in shown)
 
 
+@pytest.mark.long
 def test_units_are_in_pictures_of_their_own(page, federated, accuracy, claim):
     records = []
     for defense, unit in (("fed_avg", "record"), ("dp_fed_avg", "client")):
@@ -88,6 +90,7 @@ def test_units_are_in_pictures_of_their_own(page, federated, accuracy, claim):
         assert len(set(re.findall(r"\b(?:dp_)?fed_avg\b", specification))) == 1
 
 
+@pytest.mark.long
 def test_public_data_alone_stands_beside_the_methods_of_either_unit(page, federated, accuracy, claim):
     records = [accuracy(0.95, control="public_only", defense="sgd", claim=claim(0.0))]
     for defense, unit in (("fed_avg", "record"), ("dp_fed_avg", "client")):
@@ -98,6 +101,7 @@ def test_public_data_alone_stands_beside_the_methods_of_either_unit(page, federa
     assert len(by_round) == 2 and all("public_only 0.950" in text for text in by_round)
 
 
+@pytest.mark.long
 def test_a_page_of_many_long_trainings_is_small(page, federated, accuracy):
     long = {"accuracy": np.linspace(0.1, 0.9, 3000) + np.sin(np.arange(3000)) / 20, "drift": np.ones(3000)}
     long |= {key: np.arange(1, 3001) * 1000 for key in ("bytes_up", "bytes_down")}

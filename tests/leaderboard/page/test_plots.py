@@ -69,6 +69,7 @@ def figures_of(*records):
     return {figure.title: figure for figure in figures(board, styles({r.method: r.defense.name for r in board}), "s1")}
 
 
+@pytest.mark.long
 def test_marks_stand_where_their_values_are():
     points = [Point(x=at, y=at, series="a", title="") for at in (0.0, 1.0, 0.5)]
     ((left, bottom), (right, top), (middle_x, middle_y)) = marks(picture(specified(*points)))
@@ -110,6 +111,7 @@ def test_digits_of_words_are_not_rounded():
     assert svg.count("0.12345678") == 3 and f">{label}<" in svg  # label, spoken words, tooltip
 
 
+@pytest.mark.long
 def test_the_same_specification_is_valid_and_gives_png_and_pdf(grid):
     css = (Path(plots.__file__).parent / "templates/page.css").read_text(encoding="utf-8")
     light = dict(re.findall(r"(--[\w-]+): (#\w+)", css.partition("@media")[0]))
@@ -166,6 +168,7 @@ def test_every_method_has_a_marker_and_methods_of_one_defense_its_colour():
     assert len(set(many.values())) == COLOURS * len(SHAPES)
 
 
+@pytest.mark.long
 def test_a_grid_of_budgets_has_four_plots_with_lines(grid):
     found = figures_of(*grid)
     assert list(found) == [

@@ -6,7 +6,7 @@ import pytest
 
 from ..page.test_browser import CHROMIUM, browse
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")]
 
 LIVE, STILL = r'<div class="plot vega-embed', r'<div class="plot"[^>]*><svg'
 

@@ -21,6 +21,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 DRIVER = next(filter(None, map(shutil.which, ("chromedriver", "chromium.chromedriver"))), None)
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="chromium and its driver are not installed"),
     pytest.mark.skipif(find_spec("selenium") is None, reason="selenium is not installed"),
 ]

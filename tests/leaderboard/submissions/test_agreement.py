@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from scipy import stats
 
 from leakbench.leaderboard.records.fields import Metric, RecordedClaim
@@ -40,6 +41,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.long
 @subtests("name, reported, fresh", [*((name, 3, 2) for name in DRAWS), ("normal", 5, 2), ("normal", 3, 5)])
 def test_true_submissions_differ_in_at_most_the_stated_share(name, reported, fresh):
     """A rate of 5 % gives more than the limit in one of a million simulations of 300 verifications of 5 cells."""

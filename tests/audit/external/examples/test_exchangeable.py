@@ -1,6 +1,7 @@
 """Candidates of an update are ranked among public examples of their kind, or not at all."""
 
 import numpy as np
+import pytest
 import torch
 from scipy import stats
 from torch import nn
@@ -22,6 +23,7 @@ def _drawn(seed, count, classes=10):
     return _examples(torch.randn(count, 6, generator=coins), torch.randint(0, classes, (count,), generator=coins))
 
 
+@pytest.mark.long
 def test_one_population_is_told_apart_in_few_draws():
     runs = 60
     refused = sum(bool(unlike(_drawn(2 * seed, 30), _drawn(2 * seed + 1, 200))) for seed in range(runs))

@@ -36,6 +36,7 @@ print(json.dumps([before, after]))
 """
 
 
+@pytest.mark.long
 def test_network_and_memory_are_given_up():
     if sys.platform != "linux":
         pytest.skip("a process leaves its network on Linux alone")

@@ -140,6 +140,7 @@ def test_the_file_is_refused_in_one_sentence(name, tmp_path):
     assert len(sentence) < 600 + len(str(path))
 
 
+@pytest.mark.long
 def test_they_are_looked_through_within_seconds_and_a_gigabyte_without_torch(tmp_path, looked_through):
     for name, (content, _) in FILES.items():
         (tmp_path / name).write_bytes(content)

@@ -437,6 +437,7 @@ FILES = (
 )
 
 
+@pytest.mark.long
 @subtests("name", FILES)
 def test_the_archive_is_refused_in_one_sentence_and_nothing_in_it_runs(name, tmp_path, monkeypatch):
     monkeypatch.setattr(read, "converted", lambda *_: pytest.fail("a loader was started"))
@@ -479,6 +480,7 @@ def test_a_loader_that_leaves_a_link_is_not_followed(tmp_path, monkeypatch):
         read_tensors(path, allow_pickle_tensors=True)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own, on TorchScript
 def test_programs_that_torch_itself_wrote_are_refused_under_another_name(tmp_path):
     model, name = torch.nn.Linear(3, 2).eval(), "model.safetensors"
@@ -493,6 +495,7 @@ def test_programs_that_torch_itself_wrote_are_refused_under_another_name(tmp_pat
             read_tensors(folder / name, allow_pickle_tensors=True)
 
 
+@pytest.mark.long
 def test_they_are_looked_through_within_seconds_and_a_gigabyte_without_torch(tmp_path, looked_through):
     folder = tmp_path / "files"
     folder.mkdir()

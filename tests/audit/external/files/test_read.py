@@ -143,6 +143,7 @@ def test_what_the_check_says_of_an_archive_is_what_was_saved(what):
     assert list(found.tensors) == list(what)
 
 
+@pytest.mark.long
 def test_a_trainers_archive_is_read_where_it_is_allowed(tmp_path):
     model, what = trained()
     path = tmp_path / "checkpoint.safetensors"

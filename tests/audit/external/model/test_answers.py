@@ -148,6 +148,7 @@ def audited():
     return audit_model(model, attacks=ATTACKS, gradients=False, **given)
 
 
+@pytest.mark.long
 @subtests(
     ("form", "said"),
     [
@@ -294,6 +295,7 @@ def test_shadow_models_that_answer_in_another_form_are_refused(change, words):
         refuse_other_answers(LOGITS, asked, bank, CLASSES)
 
 
+@pytest.mark.long
 @subtests("factor", [1e-30, 1e-3, 0.3, 3.0, 1e3, 1e30])
 def test_no_positive_factor_of_logits_changes_what_an_audit_finds(factor):
     model, given = groups()
@@ -312,6 +314,7 @@ def test_the_likeliest_factor_is_that_of_the_likelihood():
     assert unusual_factor(1e-9 * LOGITS, torch.randint(CLASSES, (N,))) == 1  # of a model that knows nothing
 
 
+@pytest.mark.long
 @subtests("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_a_model_in_another_precision_is_audited_as_in_single(dtype):
     model, given = groups()

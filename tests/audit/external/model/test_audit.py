@@ -18,6 +18,7 @@ from ....parameters import subtests
 QUICK = {"gradients": False, "attacks": [("loss_threshold", {})]}
 
 
+@pytest.mark.long
 def test_a_model_in_memory_is_audited_and_left_as_it_was(overfitted):
     overfitted.model.train()
     try:
@@ -30,6 +31,7 @@ def test_a_model_in_memory_is_audited_and_left_as_it_was(overfitted):
         overfitted.model.eval()
 
 
+@pytest.mark.long
 @subtests(
     ("change", "told"),
     [
@@ -135,12 +137,14 @@ def test_what_can_be_read_in_one_way_is_the_same_examples(overfitted, form):
         assert torch.equal(one, two)
 
 
+@pytest.mark.long
 def test_labels_that_start_at_1_are_said_to_be_that(overfitted):
     (x, y), (x2, y2) = overfitted.members, overfitted.non_members
     with pytest.raises(StoppedError, match=r"labels go from 1 to 10, and the model has 10 classes: .*; subtract 1"):
         audit_model(overfitted.model, members=(x, y + 1), non_members=(x2, y2 + 1), **QUICK)
 
 
+@pytest.mark.long
 def test_no_leak_is_found_with_the_accuracy_that_the_model_had(overfitted):
     """Images that are mirrored: the model knows half of them, and nothing of them is a mistake by itself."""
     members, others = ((x.flip(-1), y) for x, y in (overfitted.members, overfitted.non_members))
@@ -151,6 +155,7 @@ def test_no_leak_is_found_with_the_accuracy_that_the_model_had(overfitted):
     assert f"right on {inside:.1%} of members" in found.verdict.sentence
 
 
+@pytest.mark.long
 def test_another_scale_that_makes_most_a_little_better_is_named(overfitted):
     members, others = ((x - 0.9, y) for x, y in (overfitted.members, overfitted.non_members))
     with pytest.raises(StoppedError, match="with --preprocess mean="):

@@ -37,6 +37,7 @@ def _by(outcomes):
     return [one for one in (strongest(outcomes, metric) for metric in COMPARED) if one is not None]
 
 
+@pytest.mark.long
 def test_chance_is_called_a_leak_in_few_audits(monkeypatch):
     monkeypatch.setattr(membership, "FPRS", {"tpr_at_1pct_fpr": 0.01})
     draw, called, flattered, runs = np.random.default_rng(0), 0, 0, 200
@@ -154,6 +155,7 @@ def test_a_claim_is_refuted_where_the_split_is_said_to_be_random():
     assert "implies nothing" in told
 
 
+@pytest.mark.long
 def test_the_share_that_is_needed_refutes_with_the_power_that_is_said():
     bound = _bound(
         [_outcome("p", np.linspace(1, 2, 1000), np.zeros(1000))],
@@ -203,6 +205,7 @@ def test_members_who_share_a_score_with_as_many_others_are_not_named():
     assert exposed(above).ids == tuple(range(9))
 
 
+@pytest.mark.long
 def test_somebody_is_named_by_chance_in_few_audits():
     draw = np.random.default_rng(0)
     named = sum(bool(exposed(draw.normal(size=200)).ids) for _ in range(300))

@@ -21,6 +21,7 @@ def test_a_registered_network_takes_its_own_tensors_and_is_in_evaluation_mode():
         assert torch.equal(tensor, state[name])
 
 
+@pytest.mark.long
 def test_a_plain_name_of_torchvisions_is_found_and_ours_come_first():
     pytest.importorskip("torchvision")
     alexnet = architecture("alexnet", input_shape=(3, 64, 64), classes=7)
@@ -84,6 +85,7 @@ def test_tied_weights_need_be_there_once():
         filled(tied(), {name: tensor for name, tensor in state.items() if name != "0.bias"}, own_code=True)
 
 
+@pytest.mark.long
 def test_the_report_has_both_shapes_and_the_closest_network():
     state = models.build("dp_cnn_small", input_shape=(1, 28, 28), classes=10).state_dict()
     with pytest.raises(ValueError) as caught:
@@ -97,6 +99,7 @@ def test_the_report_has_both_shapes_and_the_closest_network():
     assert "'dp_cnn_small'" in report
 
 
+@pytest.mark.long
 def test_misshapen_tensors_are_told_with_both_shapes_and_nothing_is_filled():
     model = nn.Linear(3, 2)
     before = model.weight.detach().clone()
@@ -105,6 +108,7 @@ def test_misshapen_tensors_are_told_with_both_shapes_and_nothing_is_filled():
     assert torch.equal(model.weight, before)
 
 
+@pytest.mark.long
 def test_lists_of_a_report_are_short():
     many = {f"layer{number}.weight": torch.zeros(1) for number in range(50)}
     with pytest.raises(ValueError) as caught:
@@ -175,6 +179,7 @@ def test_behind_a_prefix_the_one_tensor_that_differs_is_named_alone(changed, wor
     assert "model.0" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_names_that_differ_come_before_the_shape_of_an_answer(tmp_path):
     (tmp_path / "net.py").write_text(
         "from torch import nn\n"

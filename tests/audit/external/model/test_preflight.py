@@ -178,6 +178,7 @@ def test_a_model_of_other_inputs_is_refused(overfitted):
         preflight(nn.Flatten(0), _groups(*_pairs(overfitted)))
 
 
+@pytest.mark.long
 def test_exchanged_groups_near_duplicates_copies_and_shifts_are_remarks(overfitted):
     members, outside = _pairs(overfitted)
     kinds = {one.kind for one in preflight(overfitted.model, _groups(outside, members)).remarks}
@@ -320,6 +321,7 @@ def test_answers_that_are_infinite_and_inputs_that_hold_nothing(overfitted):
     assert said["blank"] == "4 of 1200 inputs have one value everywhere"
 
 
+@pytest.mark.long
 def test_everything_is_looked_at_on_the_device_of_the_examples(overfitted):
     with pretend_device.device() as pretend:
         model = copy.deepcopy(overfitted.model).to(pretend)

@@ -99,6 +99,7 @@ def test_models_that_were_trained_on_the_members_themselves_are_refused(read):
         read(trained_on=telling)
 
 
+@pytest.mark.long
 def test_halves_without_regard_to_membership_are_taken(read):
     for seed in range(200):
         coins = torch.Generator().manual_seed(seed)

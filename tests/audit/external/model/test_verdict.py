@@ -59,6 +59,7 @@ def test_answers_to_pairs_that_are_wrong_are_told_where_the_auc_is_not():
     assert "a was wrong in" in found.sentence
 
 
+@pytest.mark.long
 def test_chance_is_called_the_wrong_way_around_in_few_audits(monkeypatch):
     monkeypatch.setattr(membership, "FPRS", {})  # an AUC and pairs decide it, and intervals of rates take most time
     draw, called, runs = np.random.default_rng(2), 0, 150
@@ -152,6 +153,7 @@ def test_a_claim_that_something_else_refutes_is_not_said_to_be_refuted_by_pairs(
     assert (found.word, found.by, found.how) == ("claim refuted", "a", "pairs")
 
 
+@pytest.mark.long
 def test_answers_by_chance_are_called_a_leak_in_few_audits():
     draw, called, runs = np.random.default_rng(6), 0, 150
     for _ in range(runs):

@@ -137,6 +137,7 @@ def test_an_empty_cell_of_another_column_is_content_like_any_other(tmp_path):
     assert (ids == blank).tolist() == [True, False, True]
 
 
+@pytest.mark.long
 def test_a_small_parquet_file_of_very_many_rows_is_refused_before_they_are_decoded(tmp_path):
     path = tmp_path / "scores.parquet"
     rows = pa.table({"member": pa.array(np.zeros(10**6, bool)), "score": pa.array(np.zeros(10**6))})
@@ -147,6 +148,7 @@ def test_a_small_parquet_file_of_very_many_rows_is_refused_before_they_are_decod
         read_scores(path, delta=1e-5)
 
 
+@pytest.mark.long
 def test_long_values_that_a_parquet_file_repeats_are_refused_while_they_are_decoded(tmp_path):
     path = tmp_path / "scores.parquet"
     rows = pa.table({"member": pa.array(np.arange(20_000) % 2), "note": pa.array(["x" * 200_000] * 20_000)})

@@ -62,6 +62,7 @@ def low(outcome):
     return found
 
 
+@pytest.mark.long
 def test_updates_tell_of_members_what_the_model_does_not(watched, audited):
     found = ran(audited, watched[-1], "gaussian_others", "gradient_similarity")
     assert low(found["gaussian_others"]) > 0.6
@@ -72,6 +73,7 @@ def test_updates_tell_of_members_what_the_model_does_not(watched, audited):
     assert low(found["gaussian_others"]) > of_loss + 0.05
 
 
+@pytest.mark.long
 def test_all_that_read_steps_are_asked_and_say_why_they_cannot(watched, audited):
     names = transcript_attacks()
     assert {"gaussian_others", "gradient_similarity", "loss_trace", "likelihood_ratio"} <= set(names)
@@ -115,6 +117,7 @@ def test_of_more_steps_than_it_may_read_it_reads_some_evenly(watched, audited, m
     assert steps == [0, 3, 6, 9]
 
 
+@pytest.mark.long
 def test_an_audit_asks_them_beside_the_others_and_divides_the_level_among_all(watched):
     model, members, others, public, transcript = watched
     asked = {"members": members, "non_members": others, "population": public, "gradients": False, "split": "random"}

@@ -33,6 +33,7 @@ from leakbench.defenses.core.privacy.accounting import epsilon
 from leakbench.defenses.core.privacy.events import Gaussian
 from leakbench.leaderboard.records.validation import json_values
 
+from ....parameters import long_but
 from .watched import BATCH, RECORDS, digits, perceptron, private_steps
 
 STEPS = 20
@@ -117,6 +118,7 @@ def test_coordinates_of_dark_pixels_are_found_and_no_others(honest):
     assert "is a Conv2d" in str(zero_coordinates(convolution, header.layout, inputs))
 
 
+@pytest.mark.long
 def test_a_true_claim_is_refuted_in_no_more_trials_than_the_level_allows():
     """Of noise with a signal that follows from earlier noise, on every group of coordinates at once."""
     header = TranscriptHeader(names=("a", "b"), shapes=((300,), (40,)))
@@ -139,6 +141,7 @@ def test_a_true_claim_is_refuted_in_no_more_trials_than_the_level_allows():
     assert 0 < refuted < 0.2 * trials and shrunk > 0.6 * trials
 
 
+@pytest.mark.long
 def test_what_is_stated_is_compared_before_anything_is_measured(honest):
     there = read_transcript(honest[0])
     cases: list[tuple[StatedClaim, dict[str, Any], str]] = [
@@ -294,7 +297,7 @@ def test_noise_that_repeats_after_some_steps_is_told_from_a_gradient(period, rep
     assert (tests.with_all_before > most) == repeats
 
 
-@pytest.mark.parametrize("remaining", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("remaining", long_but([0.1], [0.0, 0.1, 1.0]))
 def test_fresh_noise_and_a_gradient_that_remains_are_never_called_repetition(remaining):
     """The gradient is the worst that there is: along the sum of all releases before."""
     for seed in range(60):

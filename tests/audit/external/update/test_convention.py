@@ -95,6 +95,7 @@ def off(shared, gradient):
     return float((shared.gradient - truth).norm() / truth.norm())
 
 
+@pytest.mark.long
 @subtests("kind, batch, factor", pairwise(["mlp", "no bias", "conv"], [1, 4, 12], [1.0, 0.5, -1.0, -RATE, "sum"]))
 def test_the_factor_of_an_update_is_found_and_its_labels_are_right(digits, kind, batch, factor):
     inputs, labels, public = digits
@@ -327,6 +328,7 @@ def test_a_head_without_a_gradient_is_lacking_and_in_nobodys_way(digits):
     assert counts(shared, public) == torch.bincount(labels[:4], minlength=10).tolist()
 
 
+@pytest.mark.long
 def test_buffers_in_an_update_are_no_parameters(digits):
     inputs, labels, public = digits
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)).eval()

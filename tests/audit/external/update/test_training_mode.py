@@ -65,6 +65,7 @@ def test_moved_statistics_show_the_mode_and_the_true_batch_explains_the_update_i
     assert slope.abs().max() > 0
 
 
+@pytest.mark.long
 def test_an_image_is_found_in_training_mode(overfitted):
     (inputs, labels), public, model = overfitted.members, public_of(overfitted), network()
     state, _ = stepped(model, inputs[:1], labels[:1], training=True)
@@ -98,6 +99,7 @@ def test_labels_show_in_training_mode_and_closed_forms_of_inputs_say_why_not(ove
     assert "batch norms were in training mode" in gap.why_not
 
 
+@pytest.mark.long
 def test_recovered_labels_are_given_to_attacks_on_inputs(overfitted):
     (inputs, labels), public = overfitted.members, public_of(overfitted)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))

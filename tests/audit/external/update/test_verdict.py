@@ -67,6 +67,7 @@ def test_the_private_inputs_explain_an_update_better_than_any_guess(public):
     assert one.public == public
 
 
+@pytest.mark.long
 def test_other_examples_are_no_better_than_public_guesses():
     target = target_of()
     for place in range(3):
@@ -75,6 +76,7 @@ def test_other_examples_are_no_better_than_public_guesses():
         assert one is not None and not one.better
 
 
+@pytest.mark.long
 def test_a_fit_of_the_noise_is_no_better_than_a_public_guess_and_the_truth_under_little_noise_is():
     loud = target_of(noise_multiplier=2.0)
     fit = compared_with_guesses(loud, found_by(fitted(loud)), seed=0)
@@ -133,6 +135,7 @@ def test_recovered_labels_are_not_green():
     assert verdict.sentence.startswith("3 labels recovered by label_recovery: 0, 0, 2.")
 
 
+@pytest.mark.long
 def test_what_is_proved_comes_first_and_the_rest_is_said_behind_it():
     proved = finding(found_by(INPUTS[:2], certified=torch.tensor([True, True])), name="bias_division")
     labels = finding(labels_of(1, 1), kind="labels", name="label_recovery")
@@ -150,6 +153,7 @@ def test_nothing_is_told_where_no_attack_on_inputs_or_labels_ran():
     assert "none of 2 candidates is shown to have been in it" in verdict.sentence
 
 
+@pytest.mark.long
 def test_an_update_whose_convention_is_not_known_is_never_green():
     others = finding(found_by(INPUTS[OTHERS[:2]], LABELS[OTHERS[:2]]))
     verdict = said(others, doubt="What the update is cannot be told.")
@@ -166,6 +170,7 @@ def test_labels_that_all_possible_counts_have_are_recovered():
     assert verdict.sentence.startswith("1 label recovered by label_recovery: 0.")
 
 
+@pytest.mark.long
 def test_labels_of_an_owner_are_held_against_those_that_the_update_shows():
     estimate = finding(labels_of(2, 0, 1), kind="labels", name="label_recovery")
     assert contradicted_labels([estimate], [0, 2, 0]) == contradicted_labels([estimate], None) == ""

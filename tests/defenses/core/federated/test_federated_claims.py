@@ -128,6 +128,7 @@ def independent(events, delta, accountant):
     return ledger.get_epsilon(delta) if any(count for _, count in events) else 0.0
 
 
+@pytest.mark.long
 def test_every_clients_epsilon_is_that_of_its_own_rounds_by_an_independent_composition():
     federation = Federation(rounds=7, local_steps=4, participation=0.5, dropout=0.3)
     run = federated(fed_avg(noise_multiplier=1.3), federation=federation)
@@ -141,6 +142,7 @@ def test_every_clients_epsilon_is_that_of_its_own_rounds_by_an_independent_compo
     assert run.claims(1e-5)[run.worst].epsilon == run.claim(1e-5).epsilon
 
 
+@pytest.mark.long
 def test_option_one_of_scaffold_adds_a_gaussian_on_all_data_in_every_round_of_a_client():
     method = scaffold(control="gradient", control_noise_multiplier=5.0, noise_multiplier=1.3)
     schedule = RoundSchedule(((0, 1), (0,), (0, 2)))
@@ -151,6 +153,7 @@ def test_option_one_of_scaffold_adds_a_gaussian_on_all_data_in_every_round_of_a_
         assert run.claims(1e-5)[client].epsilon == pytest.approx(expected, rel=2e-3)
 
 
+@pytest.mark.long
 def test_budgets_of_clients_are_charged_each_by_itself():
     run = federated(pfa(variant="full", rank=3, budgets=(0.8, 0.8, 3.0, 4.0)), schedule=EVERYBODY)
     for client, sigma in enumerate((0.8, 0.8, 3.0, 4.0)):
@@ -158,6 +161,7 @@ def test_budgets_of_clients_are_charged_each_by_itself():
         assert run.claims(1e-5)[client].epsilon == pytest.approx(expected, rel=2e-3)
 
 
+@pytest.mark.long
 @subtests(
     ("participants", "relation", "rounds"),
     [("poisson", "add_remove", None), ("fixed", "zero_out", 4), ("partition", "zero_out", 3)],
@@ -243,6 +247,7 @@ def test_claims_say_what_they_assume_and_name_parts_that_are_not_ours():
     assert own.remarks == ("unverified_rule",) and "rule" in own.claim(1e-5).unverified[0]
 
 
+@pytest.mark.long
 def test_noise_is_calibrated_to_the_client_with_the_most_rounds():
     federation = Federation(rounds=12, local_steps=5, participation=0.5)
     sizes = [40, 60, 80, 20, 0]
@@ -262,6 +267,7 @@ def test_noise_is_calibrated_to_the_client_with_the_most_rounds():
     assert 1.97 < independent(events, 1e-5, PLDAccountant) < 2.01
 
 
+@pytest.mark.long
 @subtests("participants", ["poisson", "fixed", "partition"])
 def test_noise_of_a_server_is_calibrated_to_its_rounds(participants):
     federation = Federation(rounds=8, participation=0.25, participants=participants)

@@ -197,6 +197,7 @@ def test_rounds_of_noise_in_shares_are_charged_again_at_the_noise_that_claims_co
     assert [charge[3] for charge in charges(resumed.ledgers[1])] == [1, 1]  # it is not in the lost round
 
 
+@pytest.mark.long
 @subtests("name", list(METHODS))
 def test_a_run_that_is_broken_off_goes_on_bit_for_bit(name, tmp_path):
     method, settings = METHODS[name]
@@ -232,6 +233,7 @@ def test_a_run_that_is_killed_before_its_first_round_ends_and_twice_goes_on_bit_
     check_same(run(scaffold(**NOISY), checkpoint=tmp_path / "c"), whole)
 
 
+@pytest.mark.long
 def test_steps_since_the_checkpoint_are_charged_to_the_clients_that_may_have_taken_them(tmp_path):
     for kind in ("os", "secure"):
         settings: dict[str, Any] = {"key": None, "exact": kind == "secure"}
@@ -449,6 +451,7 @@ def other_loss(outputs, targets):
     return 2 * cross_entropy(outputs, targets)
 
 
+@pytest.mark.long
 @subtests(
     "setting",
     [
@@ -585,6 +588,7 @@ def test_another_processor_draws_other_noise(tmp_path, monkeypatch):
     assert charges(run(checkpoint=tmp_path / "c").ledgers[0]) == [(0, 4, ONCE, 1), (4, 4, TWICE, 2)]
 
 
+@pytest.mark.long
 def test_passes_are_of_the_same_size_again_whatever_memory_is_free_by_then(tmp_path, monkeypatch):
     killed(tmp_path / "c", releases=14, sampling=full())
     whole = run(sampling=full())
@@ -621,6 +625,7 @@ federate(
 """
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_leaves_a_file_to_go_on_from(tmp_path):
     path = tmp_path / "c"
     done = subprocess.run([sys.executable, "-c", OTHERS, str(path)], capture_output=True, text=True, check=False)

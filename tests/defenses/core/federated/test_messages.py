@@ -258,6 +258,7 @@ SPANS = {
 }
 
 
+@pytest.mark.long
 @subtests("name", list(SPANS))
 def test_a_displacement_leaves_its_span_where_the_specification_says_so(name):
     settings, expected = SPANS[name]
@@ -265,6 +266,7 @@ def test_a_displacement_leaves_its_span_where_the_specification_says_so(name):
     assert share < 2e-6 if expected == 0 else share == pytest.approx(expected, abs=0.1)
 
 
+@pytest.mark.long
 def test_messages_of_central_methods_follow_from_their_plans():
     """Masks are free where the server draws them too; what reads releases or local models is sent whole."""
     noisy: dict[str, Any] = {"noise_multiplier": 1.0}

@@ -28,6 +28,7 @@ def noise_of_control_variates_has_its_scale():
     return has_scale(torch.stack(changes), 1.0 / 12)
 
 
+@pytest.mark.long
 def test_a_control_variate_without_noise_is_found(monkeypatch):
     assert noise_of_control_variates_has_its_scale()
     original = local_training.LocalTrainer._on_everybody
@@ -102,6 +103,7 @@ def switched(before, after):
     return run_on
 
 
+@pytest.mark.long
 def test_a_contrastive_term_behind_the_noise_is_found():
     assert 0.5 < largest_move_by_a_record(Contrastive(mu=20.0)) <= 1 + 1e-4
     assert largest_move_by_a_record(AfterTheNoise(mu=20.0)) > 1.5

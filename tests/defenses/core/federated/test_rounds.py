@@ -253,6 +253,7 @@ def test_small_clients_have_more_noise_at_one_rate_and_more_epsilon_at_one_batch
     assert small.epsilon > large.epsilon and batch.worst == 0
 
 
+@pytest.mark.long
 def test_noise_of_the_mean_follows_the_sizes():
     """(lr sigma C)^2 tau / m^2 times the sum of 1 / (q n_i)^2: the smallest client dominates."""
     zeros = [(torch.zeros(n, 6), torch.zeros(n, dtype=torch.int64)) for n in (4, 10)]

@@ -75,6 +75,7 @@ SERVERS = {
 }
 
 
+@pytest.mark.long
 @subtests("name", list(SERVERS))
 def test_without_noise_the_sum_of_bounded_rows_is_the_trusted_servers(name):
     """Also with a client that is lost: it has no row, where the trusted server has one of 0 and its count."""
@@ -101,11 +102,13 @@ def share_of_m():
     return has_scale(moves, 0.5)
 
 
+@pytest.mark.long
 def test_the_noise_of_all_shares_is_the_servers_and_a_lost_client_takes_its_own_away():
     assert has_scale(noise_of_the_sum(), 1.0)
     assert share_of_m()
 
 
+@pytest.mark.long
 def test_shares_over_the_replies_that_came_are_found(monkeypatch):
     """A share of variance z^2 S^2 where one client replies: it would have to know who is lost when it sends."""
     monkeypatch.setattr(NoiseShares, "of_client", lambda self, plan: plan)
@@ -128,6 +131,7 @@ def test_the_claim_is_at_z_sqrt_h_over_m_and_a_claim_at_z_is_found(monkeypatch):
     assert not is_charged_at_the_least_honest_shares()
 
 
+@pytest.mark.long
 def test_golden_f_of_80_honest_clients_of_100():
     """One hundred rounds in which two of a hundred clients are sampled, and nobody sees which."""
     federation = Federation(
@@ -241,6 +245,7 @@ def test_a_round_in_which_nobody_is_sampled_is_noise_of_full_scale():
     assert has_scale(torch.stack(moves), 1.0)
 
 
+@pytest.mark.long
 def test_whether_a_client_is_sampled_decides_neither_an_abort_nor_who_is_lost():
     """Under neighbours that differ in what a client sends, the public part of every round is the same."""
     federation = replace(HIDDEN, dropout=0.4, rounds=40)
@@ -343,6 +348,7 @@ def test_exact_noise_in_shares_is_charged_as_a_discrete_gaussian_of_the_least_ho
 # --- predictions and calibration
 
 
+@pytest.mark.long
 @subtests("participants", ["fixed", "poisson", "partition"])
 def test_predictions_and_calibrations_are_of_the_noise_that_claims_count_on(participants):
     federation = replace(
@@ -381,6 +387,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.long
 @subtests("name", list(VIEWS))
 def test_a_view_changes_no_claim_and_no_model_and_shows_no_message(name):
     settings: dict[str, Any] = {"weights": "size"} if name == "by size" else {}

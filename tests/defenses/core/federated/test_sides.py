@@ -134,6 +134,7 @@ def run_by_sides(
     return model, clients, server
 
 
+@pytest.mark.long
 @subtests("name", list(METHODS))
 def test_clients_and_server_in_their_own_processes_are_the_loop(name):
     method, settings = METHODS[name]

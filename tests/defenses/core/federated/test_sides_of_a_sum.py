@@ -78,6 +78,7 @@ METHODS: dict[str, tuple[Federated, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.long
 @subtests("name", list(METHODS))
 def test_clients_and_a_server_of_sums_are_the_loop(name):
     method, settings = METHODS[name]
@@ -212,6 +213,7 @@ SERVERS: dict[str, tuple[Federated, Federation]] = {
 }
 
 
+@pytest.mark.long
 @subtests("name", list(SERVERS))
 def test_a_server_in_a_process_for_every_round_goes_on_from_its_file(name, tmp_path):
     method, federation = SERVERS[name]

@@ -41,6 +41,7 @@ def trained_with(loss):
     return model.weight.detach()
 
 
+@pytest.mark.long
 @subtests("kind", [nn.CrossEntropyLoss, nn.NLLLoss])
 @subtests("settings", [{"weight": WEIGHTS}, {"ignore_index": 1}, {"weight": WEIGHTS, "ignore_index": 2}])
 def test_weights_and_ignored_classes_of_a_loss_that_averages_are_those_of_each_example(kind, settings):

@@ -61,6 +61,7 @@ def test_a_fork_computes_gradients_whatever_other_threads_were_at(lock):
     thread.join()
 
 
+@pytest.mark.long
 def test_a_fork_compiles_whatever_another_thread_compiles():
     """LLVM has a lock of its own, of which what frees its objects is in want as well."""
     stop, kept = threading.Event(), []

@@ -61,6 +61,7 @@ def test_results_are_those_of_the_reference(kind, channels, kernel, stride, dila
         assert_right(kind, g, *images_for(count, g, size))
 
 
+@pytest.mark.long
 @each
 @subtests(
     "vector, dtype, channels",
@@ -105,6 +106,7 @@ def test_a_result_does_not_depend_on_its_neighbours(kind, channels, broken):
     assert not bool(after[0][3] <= 1e20)
 
 
+@pytest.mark.long
 @each
 @subtests("padding", [(0, 0, 0, 0), (1, 0, 2, 1)])
 @subtests("channels", [(1, 1), (3, 5), (17, 33), (16, 32)])

@@ -35,6 +35,7 @@ def normal(*shape, dtype=torch.float32, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
+@pytest.mark.long
 @subtests("given, number, scaled", [(4, 4, False), (4, 8, True), (8, 8, False)])
 def test_threads_compute_products(given, number, scaled, threads):
     assert RowProducts(HOST, given, number, scaled).agrees

@@ -132,6 +132,7 @@ METHODS = [("gep", 8, "linear"), ("gep", 8, "conv"), ("dpdr", 1, "linear")]
 METHODS += [("rpdp", 8, "linear"), ("rpdp", 1, "conv"), ("pcdp", 1, "conv")]
 
 
+@pytest.mark.long
 @subtests("by, count, size", pairwise([*product(METHODS, ["layerwise", "torch.func"])], COUNTS, SIZES))
 def test_no_row_moves_those_whose_part_is_rounding(by, count, size):
     (method, rank, kind), engine = by

@@ -70,6 +70,7 @@ def test_rdp_is_the_minimum_over_real_orders_or_a_little_above(rate, sigma, step
     assert expected - 0.005 <= found <= expected * 1.005 + 0.005
 
 
+@pytest.mark.long
 def test_rdp_is_the_least_of_all_orders_though_few_are_looked_at():
     coins = np.random.default_rng(0)
     for _ in range(12):
@@ -185,6 +186,7 @@ def test_one_gaussian_without_sampling_has_its_closed_form_rounded_up_and_at_onc
         assert spent(found.value * (1 - 3e-6) - 3e-9) > delta  # no more than it has to be
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rate", "sigma", "steps"),
     [
@@ -230,6 +232,7 @@ def deltas_of_two_blocks(stds, shifts, rate, epsilons):
     return np.maximum(removed, added)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("share", "rate"), [(0.3, 1.0), (0.02, 0.1)])
 def test_two_blocks_whose_shares_sum_to_one_have_the_privacy_loss_of_one(share, rate):
     sigma, epsilons = 0.9, [0.0, 0.1, 0.5, 1.0, 2.0]
@@ -244,6 +247,7 @@ def test_two_blocks_whose_shares_sum_to_one_have_the_privacy_loss_of_one(share, 
     np.testing.assert_allclose(numeric, stated, rtol=2e-3, atol=1e-7)
 
 
+@pytest.mark.long
 def test_two_blocks_at_full_noise_each_would_cost_more_than_one():
     # The other way round: the same grid notices blocks whose noise was not raised.
     worse = deltas_of_two_blocks([0.45, 2.7], [0.5, 3.0], 0.1, [0.5])

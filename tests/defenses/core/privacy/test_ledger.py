@@ -403,6 +403,7 @@ def test_one_dimension_of_discrete_gaussian_noise_costs_no_more_than_is_charged(
     assert float(np.maximum(joined - math.exp(same * 0.97) * out, 0).sum()) > DELTA
 
 
+@pytest.mark.long
 @subtests("delta", [1e-12, 1e-5])
 @subtests("epsilon_", [1e-3, 0.01, 3.0, 300.0, 1000.0])
 @subtests("sampling", [full(), shuffle(0.1), partition(0.1)])
@@ -438,6 +439,7 @@ def test_calibration_leaves_a_release_of_its_own_as_it_is():
         calibrate(Defense(WithStart(own=0.5)), epsilon=3.0, delta=DELTA, sampling=poisson(0.1), steps=20)
 
 
+@pytest.mark.long
 def test_a_release_of_its_own_whose_noise_follows_the_defenses_cannot_be_calibrated():
     """It would be charged what it costs at noise multiplier 1: 8.4 where 8 was wanted."""
 

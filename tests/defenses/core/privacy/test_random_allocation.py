@@ -33,6 +33,7 @@ def of_two_steps(sigma, threshold, removed):
     return found
 
 
+@pytest.mark.long
 @subtests("removed", [True, False])
 @subtests("sigma", [0.8, 5.0])
 def test_of_two_steps_it_is_the_integral(sigma, removed):
@@ -101,6 +102,7 @@ def test_it_costs_no_more_than_poisson_sampling_and_no_less_than_the_limit(sigma
     assert found > gaussian_epsilon(sigma * math.sqrt(steps / epochs), 1e-5)
 
 
+@pytest.mark.long
 def test_hardly_any_noise_is_never_worse_than_no_amplification():
     for sigma in (0.05, 0.3):
         found = epsilon([Gaussian(0.1, sigma, 3, allocated=True)], 1e-5).value

@@ -44,6 +44,7 @@ def test_a_cycle_is_a_poisson_sample_of_a_group():
     assert claim.relation == "zero_out"
 
 
+@pytest.mark.long
 def test_truncation_costs_what_dp_accounting_says():
     sampling = truncated_poisson(0.05, most=70, examples=1000)
     # Much noise, for few losses, over which the library walks in Python.

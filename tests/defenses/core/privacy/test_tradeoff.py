@@ -87,6 +87,7 @@ def least_errors(rate, sigma, alphas):
     return values.max(axis=0)
 
 
+@pytest.mark.long
 @subtests(("rate", "sigma"), [(0.1, 0.5), (0.02, 1.0), (0.5, 2.0), (0.9, 0.7), (1e-3, 0.6)])
 def test_one_sampled_step_is_the_likelihood_ratio_test_in_both_orders(rate, sigma):
     claim = claimed(sigma, poisson(rate), 1)
@@ -211,6 +212,7 @@ def test_an_epsilon_where_one_record_replaces_another_is_that_of_twice_the_shift
     assert at >= 1 or claim.epsilon_at(at, replaced=True) <= 2 * claim.epsilon + 0.0025
 
 
+@pytest.mark.long
 def test_an_epsilon_where_one_record_replaces_another_holds_at_every_rate_of_a_sampled_run():
     claim = claimed(1.0, poisson(0.1), 50)
     epsilon = claim.epsilon_at(DELTA, replaced=True)
@@ -298,6 +300,7 @@ def test_where_losses_take_too_long_the_answer_is_by_rdp_and_says_so(monkeypatch
     assert (deltas[:120] >= tight - 1e-12).all()
 
 
+@pytest.mark.long
 def test_a_list_of_many_events_is_answered_by_a_process_of_its_own(monkeypatch):
     events = [Gaussian(0.05, 1.5 + i / 10, 20) for i in range(3)]
     exact = by_pld(events)

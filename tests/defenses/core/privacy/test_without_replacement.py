@@ -79,6 +79,7 @@ def test_no_pair_of_neighbours_that_is_known_diverges_more(rate, sigma, steps):
                 assert renyi(order, drawn(record, rest), drawn(other, rest), points) <= proved * (1 + 1e-9)
 
 
+@pytest.mark.long
 @subtests(("rate", "sigma", "steps"), CASES)
 def test_epsilon_is_at_least_that_of_the_best_distinguisher_that_is_known(rate, sigma, steps):
     # All other records contribute the opposite of one: whether that is in a batch moves the sum by twice the bound.
@@ -91,6 +92,7 @@ def test_epsilon_is_at_least_that_of_the_best_distinguisher_that_is_known(rate, 
     assert known.delta_at(claim.epsilon) <= claim.delta_at(claim.epsilon) <= 1.1 * DELTA  # of fewer orders
 
 
+@pytest.mark.long
 def test_epsilon_falls_with_noise_and_rises_with_steps_and_rate():
     def found(rate=0.02, sigma=2.0, steps=100):
         return claimed(rate, sigma, steps).epsilon
@@ -114,6 +116,7 @@ def test_deltas_by_rdp_are_no_less_than_where_the_record_is_there_or_not():
     assert (rdp_divergences([replaced]) >= rdp_divergences([poisson])).all()
 
 
+@pytest.mark.long
 @subtests("name", catalog.central_names())
 def test_no_method_costs_less_than_its_noise_under_the_event(name):
     defense = catalog.defense(name, {}, noise_multiplier=None)
@@ -127,6 +130,7 @@ def test_no_method_costs_less_than_its_noise_under_the_event(name):
         assert all(event.sample_rate == 1 for event in claim.gaussians or ())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "wanted",
     [

@@ -86,6 +86,7 @@ def composed(events):
     return accountant.get_epsilon(DELTA)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", FRESH)
 def test_steps_since_the_checkpoint_are_charged_for_both_times(kind, tmp_path):
     before = killed(tmp_path / "c", 3, noise=FRESH[kind]())
@@ -409,6 +410,7 @@ train(torch.nn.Linear(6, 3), data, dp_sgd(noise_multiplier=1.0), sampling=poisso
 """
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_leaves_a_file_to_go_on_from(tmp_path):
     path = tmp_path / "c"
     done = subprocess.run([sys.executable, "-c", OTHERS, str(path)], capture_output=True, text=True, check=False)
@@ -442,6 +444,7 @@ def hockey_stick(rate, sigma, epsilon):
     return max(np.maximum(p - math.exp(epsilon) * q, 0).sum() * cell for p, q in ((present, absent), (absent, present)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rate", "sigma"), [(0.1, 1.0), (0.05, 0.8)])
 def test_both_looks_at_a_sample_cost_what_the_ledger_charges_and_more_than_two_samples(rate, sigma):
     plan = duties.history(DEFENSE)[0].plan.at(sigma)

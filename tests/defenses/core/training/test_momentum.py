@@ -48,6 +48,7 @@ def moved(momentum, clip_norm):
     return duties.parameters(run) - duties.LAYOUT.read(duties.network())
 
 
+@pytest.mark.long
 def test_clipped_gradients_move_as_far_at_another_momentum_but_for_what_it_holds_back_at_the_end():
     plain, rescaled = moved(0.0, 1e-4), moved(0.9, rescale_for_momentum(1e-4, momentum=0.0, to=0.9))
     # A step's share is 1 - 0.9^j with j steps left: of 100 steps, 9 are held back.

@@ -149,6 +149,7 @@ def test_a_checkpoint_belongs_to_all_tensors(tmp_path):
     assert torch.equal(weights(dropout=0.3, recording=recording()), weights(dropout=0.3))
 
 
+@pytest.mark.long
 def test_labels_by_token_train_a_tagger_and_a_language_model():
     class Tagger(MaskedText):
         def forward(self, input_ids, attention_mask):
@@ -297,6 +298,7 @@ def test_a_stack_is_of_models_with_one_tensor():
         )
 
 
+@pytest.mark.long
 def test_a_model_may_have_its_logits_in_an_output_object():
     class Output(dict):
         @property

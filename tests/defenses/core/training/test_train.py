@@ -288,6 +288,7 @@ def test_a_release_of_its_own_without_noise_voids_the_claim():
     assert run.claim(1e-5).reason == "no noise is added"
 
 
+@pytest.mark.long
 def test_calibration_pays_for_a_release_of_its_own_first():
     def reached(own):
         defense = calibrate(Defense(MaskFromData(own)), epsilon=3.0, delta=1e-5, sampling=poisson(0.1), steps=30)

@@ -94,6 +94,7 @@ def with_published_statistics():
     return nn.Sequential(features.requires_grad_(False), nn.Linear(32, 3))
 
 
+@pytest.mark.long
 @subtests("engine", ["auto", "layerwise", "torch.func", "one_by_one"])
 @subtests("parts", [False, True])
 def test_a_head_on_published_statistics_is_trained_as_behind_the_map_that_they_are(engine, parts):

@@ -280,6 +280,7 @@ print(digest(outer(torch.arange(3)), dp_sgd(clip_norm=0.5), functools.partial(ou
 """
 
 
+@pytest.mark.long
 def test_it_is_the_same_in_every_process(tmp_path, capsys):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(folder=str(Path(__file__).parents[5])))

@@ -70,6 +70,7 @@ def trained(model, data, loss=None, **settings):
     )
 
 
+@pytest.mark.long
 @subtests("form", FORMS)
 def test_outputs_of_any_form_are_checked_and_summed_as_autograd_does(form):
     model, loss = Formed(form), loss_of(form)

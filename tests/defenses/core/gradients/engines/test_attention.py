@@ -11,7 +11,7 @@ from leakbench.defenses.core.gradients.choose import choose
 from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
 from leakbench.defenses.core.gradients.layerwise.layers.opened.model import projections_of
 
-from .....parameters import subtests
+from .....parameters import long_but, subtests
 from .duties import assert_same_rows, by_loop, snapshot
 from .modules import CLASSES, Problem, frozen, synthetic
 from .test_layerwise import plans
@@ -74,7 +74,7 @@ def made_of(name: str, examples: int = 4) -> Problem:
         return synthetic(ATTENDING[name](), (LENGTH, WIDTH), examples)
 
 
-@pytest.mark.parametrize("name", list(ATTENDING))
+@pytest.mark.parametrize("name", long_but([*ATTENDING][::3], ATTENDING))
 def test_rows_and_sums_are_those_of_a_loop(name):
     for examples in (1, LENGTH, 7):
         made = made_of(name, examples)
@@ -94,6 +94,7 @@ def test_rows_and_sums_are_those_of_a_loop(name):
     assert choice.note == "layerwise"
 
 
+@pytest.mark.long
 @subtests("weights", [False, True])
 @subtests("batch_first", [False, True])
 def test_dropout_of_attention_is_drawn_for_each_record(weights, batch_first):
@@ -135,7 +136,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", list(OTHERS))
+@pytest.mark.parametrize("name", long_but(["other_keys"], OTHERS))
 def test_parameters_added_by_functions_have_the_rows_and_sums_of_a_loop(name):
     for examples in (1, LENGTH, 7):
         torch.manual_seed(0)

@@ -111,6 +111,7 @@ def choice_of(made: Problem, name: str = "auto", **arguments):
 NOTE = "layerwise (branches fixed: reads values of its inputs, by _local_scalar_dense)"
 
 
+@pytest.mark.long
 @subtests("padded", [(), (0,), (0, 1, 2)])
 @subtests(("kind", "padding"), [(Reader, 0), (Reader, 1), (Reader, WORDS - 1), (Nested, 0), (Nested, 1), (Warns, 0)])
 def test_a_model_that_asks_about_its_mask_is_executed_as_any_other_with_the_rows_of_a_loop(kind, padding, padded):
@@ -132,6 +133,7 @@ def test_the_padding_of_a_declared_domain_is_its_lowest_or_highest_value():
     assert choice_of(made, domains=Domains(inputs=Domain(low=3, high=WORDS - 2, whole=True))).note.startswith("one_by_")
 
 
+@pytest.mark.long
 @subtests("kind", [ShortOnes, Together, Watchful])
 def test_branches_that_matter_or_were_not_tried_get_one_example_at_a_time(kind):
     made = made_of(kind)

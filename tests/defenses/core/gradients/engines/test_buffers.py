@@ -76,6 +76,7 @@ def test_blocks_that_ask_for_one_layer_share_its_rows_and_rest_lets_go_of_them(m
     assert not engine._pool._idle
 
 
+@pytest.mark.long
 def test_nothing_is_kept_after_a_training(monkeypatch):
     kept = []
     real = BufferPool.clear

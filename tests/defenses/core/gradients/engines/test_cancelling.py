@@ -61,6 +61,7 @@ def test_norms_are_as_right_as_they_say_where_positions_cancel(monkeypatch, posi
     assert bool(((squares.value - rows.square().sum(dim=1)).abs() <= squares.slack).all())
 
 
+@pytest.mark.long
 @subtests(("small", "large"), [(2.6e-23, 1.8e19), (1e-22, 1e18)])
 @subtests("swapped", [False, True])
 @subtests("masked", [False, True])

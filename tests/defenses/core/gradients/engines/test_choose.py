@@ -151,6 +151,7 @@ def test_it_runs_once_for_data_of_one_shape(monkeypatch):
     assert len(checks) == 3  # the engine itself, and on the float64 copy its twin and the reference
 
 
+@pytest.mark.long
 def test_what_was_found_out_about_a_model_holds_for_its_equals_and_for_no_other(monkeypatch):
     trials = []
     whole = PerExample.__init__
@@ -220,6 +221,7 @@ def test_a_model_that_fails_on_synthetic_rows_runs_by_the_reference():
         choose("layerwise", model, cross_entropy, Layout.of(model), inputs, targets)
 
 
+@pytest.mark.long
 def test_a_model_that_fails_on_made_up_rows_altogether_gets_one_example_at_a_time_and_is_told_of():
     class Pickier(nn.Linear):
         def forward(self, input):

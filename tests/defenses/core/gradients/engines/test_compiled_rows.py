@@ -113,6 +113,7 @@ def test_numbers_and_bases_are_brought_into_the_order_of_rows():
             assert_close(found, rows[:, start:stop] @ basis.double())
 
 
+@pytest.mark.long
 @subtests("name", [n for n in NAMES if "conv2d" in n or n == "small_resnet"])
 def test_an_engine_has_the_same_rows_in_float32(name, everywhere):
     made = problem(name)
@@ -260,6 +261,7 @@ def test_what_cancels_is_within_the_slack():
     assert float(squares_of(inputs, signals, g).value) == 0
 
 
+@pytest.mark.long
 def test_both_kinds_of_layer_take_it_and_know_how_to_do_without(monkeypatch):
     g = geometry_of(channels=(12, 17))
     inputs, signals = images(4, g, (7, 6))

@@ -44,7 +44,7 @@ from leakbench.defenses.core.gradients.layerwise.layers import convolution, line
 from leakbench.defenses.core.kernels.weighted_rows import SumTable
 from leakbench.defenses.core.plan import codec, query
 
-from .....parameters import pairwise, subtests
+from .....parameters import long_but, pairwise, subtests
 from .architectures import CONV1D, NAMES, problem
 from .duties import assert_same_rows, by_loop, snapshot
 from .modules import CLASSES, Problem
@@ -168,7 +168,7 @@ def assert_matched(
         assert float((squares - wide.square().sum(1)).abs().max()) <= error * longest**2, what
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", long_but(list(KNOWN)[1::2], KNOWN))
 def test_rows_are_those_of_a_loop_at_every_call_and_to_the_last_bit_however_large_the_batch(name, monkeypatch):
     """Passes begin at a bias, graphs at a node of Python's, and, of the largest batches, calls are met by hooks."""
     made = problem(name)
@@ -205,13 +205,14 @@ WITH_FORMULAS = pairwise(
 
 @pytest.mark.parametrize(
     ("name", "some"),
-    [pytest.param(name, some, id=name) for name, some in THIRDS]
+    [pytest.param(name, some, id=name, marks=[pytest.mark.long] * (i % 2)) for i, (name, some) in enumerate(THIRDS)]
     + [pytest.param(name, HALVES.get(name, PLANS), id=f"{name}-all", marks=pytest.mark.slow) for name in KNOWN],
 )
 def test_sums_are_the_references_under_every_plan(name, some):
     assert_same_sums(problem(name), rows_of(name), some)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shift", [0, pytest.param(2, marks=pytest.mark.slow)])
 @subtests("i, name", list(enumerate(KNOWN)))
 def test_rows_that_may_be_rounding_are_bounded_as_by_the_reference(i, name, shift, monkeypatch):
@@ -221,7 +222,7 @@ def test_rows_that_may_be_rounding_are_bounded_as_by_the_reference(i, name, shif
     assert_same_sums(problem(name), rows_of(name), [plan])
 
 
-@pytest.mark.parametrize(("way", "summed"), FORMULAS)
+@pytest.mark.parametrize(("way", "summed"), long_but(FORMULAS[:1], FORMULAS))
 def test_every_way_to_a_layer_gives_the_same_sums(way, summed, monkeypatch):
     def forced(shape, device):
         return way if way in (*estimates(shape, device), Strategy.KEEP) else Strategy.FREE
@@ -246,6 +247,7 @@ def test_what_begins_the_graph_is_the_bias_of_the_first_layer_alone():
     assert list(engine._first_biases) == [first]
 
 
+@pytest.mark.long
 @subtests("views", [1, 2])
 @subtests("name", ["mlp", "linear_one_sequence", "conv2d_everything", "conv2d_plain", "embedding", "small_resnet"])
 def test_sums_of_many_examples_in_parts_are_those_in_one(name, views):
@@ -270,6 +272,7 @@ def test_sums_of_many_examples_in_parts_are_those_in_one(name, views):
         torch.testing.assert_close(summed(), whole, rtol=1e-4, atol=1e-5 * float(whole.abs().max()))
 
 
+@pytest.mark.long
 @subtests("chunk, views", product([1, 2000, 10**9], [1, 2]))
 def test_queries_that_want_rows_get_them_in_parts_and_have_the_same_sums(monkeypatch, chunk, views):
     monkeypatch.setattr(factors, "_CHUNK_BYTES", {"cpu": chunk, "cuda": chunk})
@@ -295,6 +298,7 @@ def test_many_positions_are_unfolded_by_columns_and_give_the_same(monkeypatch):
         assert_same_rows(engine_of(made).rows(made.inputs, made.targets), rows_of(name))
 
 
+@pytest.mark.long
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(made=architectures())
 def test_random_architectures_give_the_references_rows_and_sums(made):
@@ -308,6 +312,7 @@ def test_random_architectures_give_the_references_rows_and_sums(made):
         assert float((found - expected).abs().max()) <= 1e-11 * max(float(expected.abs().max()), 1e-300), name
 
 
+@pytest.mark.long
 @subtests("name", ["mlp", "conv2d_plain", "embedding", "small_resnet", "standardised_conv"])
 def test_at_another_point_and_with_views(name):
     made = problem(name)
@@ -394,6 +399,7 @@ def single(kind: str) -> tuple[nn.Module, torch.Tensor]:
         return conv, torch.randn(6, 3, 6, 6, generator=coins)
 
 
+@pytest.mark.long
 @subtests("scale", [torch.nan, torch.inf, 1e30, 1e20, 1e12, 1e-12, 1e-20, 1e-30, 0.0])
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 def test_broken_huge_and_tiny_examples_add_what_the_reference_lets_through(kind, scale):
@@ -445,6 +451,7 @@ def test_signals_that_cancel_do_not_let_an_example_past_its_bound(way, monkeypat
     assert float(found.norm()) <= 1 + 1e-5
 
 
+@pytest.mark.long
 @subtests("first", [(), (nn.Conv2d(1, 1, 1), nn.Tanh())])
 def test_a_strided_convolution_of_one_channel_to_one_column_is_right_in_float32(first):
     """PyTorch's convolution reads other memory there if channels are last, and not in float64, in which checks are."""

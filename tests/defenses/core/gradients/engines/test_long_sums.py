@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 from torch import nn
 
@@ -65,6 +66,7 @@ def removal(layer, channel, made, n):
     return float((summed(targets) - summed(targets[1:])).norm())
 
 
+@pytest.mark.long
 @subtests("name", CASES)
 def test_without_one_example_a_sum_is_that_example_less(name):
     layer, channel, made = CASES[name]

@@ -2,6 +2,7 @@
 
 from itertools import pairwise as successive
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +55,7 @@ def test_a_mask_by_parameter_is_that_of_the_flat_vector(sizes, seed, inside):
         assert torch.equal(found.of(spans), torch.cat([mask[a:b] for a, b in spans]))
 
 
+@pytest.mark.long
 @subtests(
     "name, kind, entries",
     pairwise(["small_resnet", "conv2d_no_bias", "conv2d_groups", "weight_of_two_modules", "mlp"], [*MASKS], [1, 2, 4]),

@@ -34,6 +34,7 @@ def test_networks_of_images_begin_with_each_kind_of_layer():
     assert {"conv2d_everything", "group_norm_first", "standardised_conv", "linear_two_sequences"} < {*IMAGES}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @subtests("name", IMAGES)
 def test_rows_and_sums_are_autograds_in_every_memory_order(name, device):

@@ -177,6 +177,7 @@ def mean_by_output(outputs, targets):
     return (outputs - targets.unsqueeze(1)).square().mean(dim=0)
 
 
+@pytest.mark.long
 @subtests(
     ("layer", "loss", "note"),
     [
@@ -437,6 +438,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.long
 @subtests("name", DRAWS)
 def test_a_layer_that_draws_at_random_by_place_is_refused_by_its_name_and_settings(name):
     draw, how = DRAWS[name]
@@ -512,6 +514,7 @@ class Keeping(nn.Module):
                 return x * self.further
 
 
+@pytest.mark.long
 @subtests("engine", ["auto", "torch.func", "one_by_one"])
 @subtests("kind", ["attribute", "parameter", "buffer", "further buffer"])
 def test_what_follows_from_the_first_batch_is_not_kept(kind, engine):
@@ -523,6 +526,7 @@ def test_what_follows_from_the_first_batch_is_not_kept(kind, engine):
     assert len([*model.parameters(), *model.buffers()]) == 4
 
 
+@pytest.mark.long
 def test_a_projection_that_is_drawn_once_follows_from_no_batch():
     class Projecting(nn.Module):
         def forward(self, x):

@@ -35,7 +35,7 @@ def padded(values, copies):
 
 
 @subtests("place", range(3))
-@pytest.mark.parametrize(("name", "shift"), in_turn(NAMES, range(3)))
+@pytest.mark.parametrize(("name", "shift"), in_turn(NAMES, range(3), every=3))
 def test_padding_adds_nothing_whatever_the_plan(name, shift, place):
     bad, copies = (None, 0, 2)[place], (0, 1, 5)[(place + shift) % 3]
     made = problem(name)
@@ -57,6 +57,7 @@ def test_padding_adds_nothing_whatever_the_plan(name, shift, place):
                 assert float((ours - wanted).abs().max()) <= 1e-12 * max(float(wanted.abs().max()), 1e-300), label
 
 
+@pytest.mark.long
 @subtests("draws", [False, True])
 @pytest.mark.parametrize("sizes", [range(1, 40, 3)])
 def test_on_a_device_the_number_of_examples_decides_no_size(sizes, draws, monkeypatch):

@@ -93,6 +93,7 @@ def test_rows_and_sums_are_those_of_a_loop_and_outputs_those_of_pytorch(
         assert snapshot(made.model) == before
 
 
+@pytest.mark.long
 @subtests("kind", list(KINDS))
 @subtests("batch_first", [False, True])
 def test_removing_an_example_removes_its_contribution_alone(kind, batch_first):
@@ -110,6 +111,7 @@ def test_removing_an_example_removes_its_contribution_alone(kind, batch_first):
             torch.testing.assert_close(whole - rest, row / (row.norm() + 0.01), rtol=0, atol=1e-10)
 
 
+@pytest.mark.long
 @subtests("kind", ["lstm", "gru"])
 def test_at_most_a_bound_changes_without_an_example_whatever_it_holds(kind):
     made = made_of(network(kind, batch_first=True), 6)
@@ -125,6 +127,7 @@ def test_at_most_a_bound_changes_without_an_example_whatever_it_holds(kind):
         assert float((whole - rest).norm()) <= 0.1 * (1 + 1e-5)
 
 
+@pytest.mark.long
 @subtests("kind", list(KINDS))
 def test_auto_runs_them_layer_by_layer(kind):
     made = made_of(network(kind, begun=True, num_layers=2, bidirectional=True))
@@ -141,6 +144,7 @@ def test_steps_in_small_blocks_are_those_in_one(kind, monkeypatch):
         assert_same_rows(engine_of(made.model).rows(made.inputs, made.targets), rows)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize(("kind", "batch_first"), in_turn(["lstm", "projected", "gru", "tanh"], [False, True]))
 def test_dropout_between_layers_is_drawn_for_each_record(kind, batch_first):
@@ -176,6 +180,7 @@ class Layouts(nn.Module):
         return self.out(self.layer(inputs[:, 0])[0])
 
 
+@pytest.mark.long
 @subtests("batched", [False, True])
 @subtests("length", [LENGTH, 7, 14])
 def test_a_layer_that_takes_examples_for_steps_is_refused(batched, length):
@@ -329,6 +334,7 @@ class Learned(nn.Module):
         return self.out(self.layer(inputs, self.first.expand(-1, len(inputs), -1).contiguous())[0].mean(dim=1))
 
 
+@pytest.mark.long
 @subtests("positions", [False, True])
 def test_learned_states_and_a_sequence_that_the_batch_shares_have_a_gradient_of_each_example(positions):
     for examples in (3, LENGTH):
@@ -366,6 +372,7 @@ def test_losses_are_those_of_single_examples(kind):
     torch.testing.assert_close(*sums, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.long
 @subtests("kind", list(KINDS))
 def test_a_graph_replays_the_passes_of_a_layer(kind, monkeypatch):
     monkeypatch.setattr(captured, "graphs_on", Recordings)
@@ -385,6 +392,7 @@ def test_a_graph_replays_the_passes_of_a_layer(kind, monkeypatch):
         assert replayed.remark == "CUDA graph"
 
 
+@pytest.mark.long
 @subtests("kind", ["lstm", "gru"])
 def test_the_memory_of_a_pass_covers_the_gates_of_all_steps(kind):
     layer = KINDS[kind](WIDTH, HIDDEN, 2, bidirectional=True)

@@ -15,7 +15,7 @@ from leakbench.defenses.core.gradients.layerwise.engine import Expanded
 from leakbench.defenses.core.gradients.layerwise.shared_uses import aligned
 from leakbench.defenses.core.randomness.record_draws import record_keys
 
-from .....parameters import subtests
+from .....parameters import long_but, subtests
 from .architectures import problem
 from .duties import assert_same_rows, by_loop, snapshot
 from .modules import CLASSES, Problem, synthetic
@@ -45,6 +45,7 @@ def engine_of(made: Problem) -> Expanded:
     return engine
 
 
+@pytest.mark.long
 @subtests("name", list(SHARED))
 def test_auto_takes_our_engine_and_says_why_it_expands(name):
     made = made_of(name)
@@ -52,7 +53,7 @@ def test_auto_takes_our_engine_and_says_why_it_expands(name):
     assert choice.note.startswith("layerwise (expanded: ") and type(choice.engine) is Expanded
 
 
-@pytest.mark.parametrize("name", list(SHARED))
+@pytest.mark.parametrize("name", long_but(["picture"], SHARED))
 def test_rows_are_those_of_a_loop_whatever_the_number_of_examples(name, monkeypatch):
     """Also where it is the number of positions, or a part of it, and derivatives are met during the pass."""
     engine, before = engine_of(made_of(name)), None
@@ -66,7 +67,7 @@ def test_rows_are_those_of_a_loop_whatever_the_number_of_examples(name, monkeypa
     assert snapshot(engine.model) == before
 
 
-@pytest.mark.parametrize("name", list(SHARED))
+@pytest.mark.parametrize("name", long_but(["picture", "positions_of_a_batch_of_one"], SHARED))
 def test_sums_are_the_references_under_every_plan(name):
     made = made_of(name, 8)
     rows, engine = by_loop(made), engine_of(made)

@@ -15,7 +15,7 @@ from leakbench.defenses.core.gradients.layerwise import recorder
 from leakbench.defenses.core.gradients.layerwise.engine import Expanded
 from leakbench.defenses.core.gradients.layerwise.shared_values import BatchDimension, Meeting, SharedPass, SharedValue
 
-from .....parameters import subtests
+from .....parameters import long_but, subtests
 from .duties import assert_same_rows, by_loop, check_views, snapshot
 from .modules import CLASSES, Problem, synthetic
 from .test_layerwise import plans
@@ -128,7 +128,7 @@ def chosen(made: Problem, name: str = "auto"):
 NAMES = [*USES, "computed_by_layers"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", long_but(NAMES[::2], NAMES))
 def test_rows_are_those_of_a_loop_whatever_the_number_of_examples(name, monkeypatch):
     """Also where it is the number of positions, and derivatives are met during the pass."""
     made = made_of(name)
@@ -142,7 +142,7 @@ def test_rows_are_those_of_a_loop_whatever_the_number_of_examples(name, monkeypa
     assert snapshot(made.model) == before
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", long_but(NAMES[1::3], NAMES))
 def test_sums_are_the_references_under_every_plan_and_views_are_averaged(name):
     made = made_of(name, 8)
     rows, engine = by_loop(made), chosen(made).engine
@@ -208,6 +208,7 @@ REFUSED: dict[str, tuple[Use, tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.long
 @subtests("name", list(REFUSED))
 def test_uses_that_mix_examples_or_cannot_be_followed_never_get_a_batch(name):
     use, shape = REFUSED[name]

@@ -13,6 +13,7 @@ from .architectures import NAMES, problem
 RECURRENT = [name for name in NAMES if name.startswith(("lstm", "gru", "rnn"))]
 
 
+@pytest.mark.long
 @subtests("name", [name for name in NAMES if name not in RECURRENT])
 def test_rows_are_those_of_a_loop(name):
     duties.check_rows(TorchFunc, problem(name))

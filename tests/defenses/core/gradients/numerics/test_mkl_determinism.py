@@ -41,6 +41,7 @@ def answered():
     return subprocess.run(command, capture_output=True, text=True, check=False, env=clean)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="PyTorch was built without MKL")
 def test_a_row_of_a_product_is_the_same_without_another_example():
     done = answered()

@@ -3,6 +3,7 @@
 import importlib
 import itertools
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -42,6 +43,7 @@ def test_derivatives_of_a_group_norm_are_the_same_in_both_orders(wanted, dtype):
         torch.testing.assert_close(one, other, rtol=limit, atol=limit)
 
 
+@pytest.mark.long
 @subtests("order", ORDERS)
 @subtests("first", [nn.Identity, ChannelsLast])
 @subtests("engine", ["auto", "torch.func", "one_by_one"])

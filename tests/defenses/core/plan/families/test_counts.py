@@ -3,6 +3,7 @@
 import math
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ def test_a_decimal_fraction_of_a_count_is_floored_as_in_exact_arithmetic(count):
         assert floor_of(float(setting), count) == math.floor(Fraction(setting) * count), (setting, count)
 
 
+@pytest.mark.long
 @subtests("count", [1000, 26_010, 550_570])
 @subtests("epochs", [2, 4, 7, 20, 48, 100])
 def test_so_is_one_that_grows_epoch_by_epoch(count, epochs):

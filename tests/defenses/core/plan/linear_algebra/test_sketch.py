@@ -55,6 +55,7 @@ def test_coefficients_are_differentiated_as_a_product():
     assert torch.autograd.gradcheck(sketch.combined, c)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("span", "rank"), [(12, 4), pytest.param(13, 4, marks=pytest.mark.slow), (7, 3)])
 def test_on_average_a_projection_is_k_over_d_times_the_identity(span, rank):
     draws = 4000
@@ -71,6 +72,7 @@ def test_on_average_a_projection_is_k_over_d_times_the_identity(span, rank):
     assert distance(found.abs().mean(dim=0)) > 2 * limit
 
 
+@pytest.mark.long
 def test_the_turn_is_uniform_so_that_no_coordinate_is_kept_better_than_others():
     turns = torch.tensor([drawn(7, 6, seed).turn for seed in range(3500)])
     assert bool(((turns.bincount(minlength=7) - 500).abs() < 5 * math.sqrt(500)).all())
@@ -129,6 +131,7 @@ def network(kind):
         return nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Flatten(), nn.Linear(80, 3)), (4, 6)
 
 
+@pytest.mark.long
 @subtests("kind", ["linear", "conv", "sequence"])
 @subtests("spans", ["tensor", "global", "across"])
 @subtests("bad", [None, torch.nan, 1e30])

@@ -192,6 +192,7 @@ def trained(one: Defense, name: str, device: torch.device = CPU, *, alone: bool,
     return torch.stack([nn.utils.parameters_to_vector(model.parameters()).detach().cpu() for model in models])
 
 
+@pytest.mark.long
 @subtests(
     ("one", "name", "settings"),
     [
@@ -252,6 +253,7 @@ class Largest(TorchDispatchMode):
         return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("masked", [False, True])
 def test_memory_is_bounded_whatever_the_number_of_models_and_rows(monkeypatch, masked):
     name, largest, sums = "padded and pooled", {}, {}

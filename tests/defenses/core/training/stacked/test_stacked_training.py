@@ -120,6 +120,7 @@ TOGETHER = {
 """Methods whose plans a stack executes, with settings under which they do something in a few steps."""
 
 
+@pytest.mark.long
 @subtests("name", TOGETHER)
 def test_without_noise_each_model_is_the_one_that_it_is_alone(name):
     alone, together = both(defense(name, **TOGETHER[name]))
