@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from ..metrics import columns
@@ -55,10 +54,14 @@ def pitfalls_page(site: Site) -> str:
 
 
 def _pitfalls() -> tuple[Markup, Markup, list[tuple[Markup, ...]]]:
-    """Heading, first paragraph, and the cells of each line of the table, as HTML; raw HTML of the file is escaped."""
-    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
-    tokens = [token for token in markdown.parse(PITFALLS.read_text(encoding="utf-8")) if token.type == "inline"]
-    # S704: the file is ours, and markdown-it escapes its text.
-    words = [Markup(markdown.renderer.render(token.children or [], markdown.options, {})) for token in tokens]  # noqa: S704
-    title, about, *cells = words
-    return title, about, [tuple(cells[i : i + 3]) for i in range(3, len(cells), 3)]
+    """Heading, first paragraph, and the cells of each line of the table, as HTML; of Markdown, the file has no more."""
+    lines = [line for line in PITFALLS.read_text(encoding="utf-8").splitlines() if line]
+    title, about, rows = lines[0].removeprefix("# "), lines[1], lines[4:]  # after the table's head and rule
+    entries = [tuple(_with_code(cell) for cell in row.strip("| ").split(" | ")) for row in rows]
+    return _with_code(title), _with_code(about), entries
+
+
+def _with_code(text: str) -> Markup:
+    """Text with its code spans; all of it is escaped."""
+    parts = text.split("`")
+    return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
