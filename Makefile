@@ -43,7 +43,7 @@ help:
 	@echo 'make demo       trains and attacks the quick suite, prints its board and makes its page (one to three minutes, installed)'
 	@echo 'make site       builds the site of leaderboard/published, which opens without a server (OUT=DIR, site by default)'
 	@echo 'make check      format, lint, types of the packages and the tests of the core: what one runs while working (a minute)'
-	@echo 'make test       format, lint and the default tests (five minutes on two cores)'
+	@echo 'make test       format, lint and the default tests (seven minutes on two cores)'
 	@echo 'make test-long  the expensive tests that the default ones leave out (minutes)'
 	@echo 'make test-peers second opinions: Opacus, BackPACK, torchvision, torchmetrics, kymatio, Flower; the wheel'
 	@echo 'make test-shapes'
