@@ -127,14 +127,17 @@ def test_records_name_the_attacked_checkpoint_and_a_check_refuses_another_name_o
         weights = zoo / record.task.checkpoint.name / "weights.safetensors"
         assert record.task.checkpoint.sha256 == digest_of_bytes(weights.read_bytes())
         assert record.task.checkpoint.name == checkpoint_of(record)
-    (manifest,) = read_manifests(tmp_path / "records") or ()
+    manifests = read_manifests(tmp_path / "records")
+    assert manifests is not None
+    (manifest,) = manifests
     zoos = {manifest.suite_digest: stored_weights("tiny")}
     assert {name for name, _ in zoos[manifest.suite_digest].values()} == {*NAMES}
     first, second = (next(r for r in records if checkpoint_of(r) == name) for name in (NAMES[0], NAMES[2]))
+    own, other = (dict(record.task["checkpoint"]) for record in (first, second))
     forged = {
-        "another name": {"checkpoint": {**first.task.checkpoint, "name": NAMES[2]}},
-        "other weights": {"checkpoint": {**first.task.checkpoint, "sha256": "0" * 64}},
-        "a consistent other": {"checkpoint": {**second.task.checkpoint}},
+        "another name": {"checkpoint": own | {"name": NAMES[2]}},
+        "other weights": {"checkpoint": own | {"sha256": "0" * 64}},
+        "a consistent other": {"checkpoint": other},
         "an unknown one": {"checkpoint_digest": "1" * 64},
         "an older record": {"checkpoint": None},
     }
@@ -148,7 +151,7 @@ def test_records_name_the_attacked_checkpoint_and_a_check_refuses_another_name_o
 @pytest.mark.long
 def test_a_submitted_checkpoint_must_be_named_by_the_records_that_name_any(tiny, tmp_path):
     records = harness.run(tiny, tmp_path, device=CPU, jobs=1)
-    named = records[0].task.checkpoint.sha256
+    named = records[0].task["checkpoint"]["sha256"]
     without = [replace(record, task=record.task | {"checkpoint": None}) for record in records]
     for sha256, given, severities in [
         (named, records, []),
