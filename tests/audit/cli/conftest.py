@@ -5,6 +5,19 @@ import json
 import pytest
 
 from leakbench.audit.cli import app as cli
+from leakbench.leaderboard.records.record import MethodUsed, Metric, Provenance, Record, RecordedClaim
+from leakbench.leaderboard.records.task import TrainingTask
+
+
+def toy_record(seed: int = 0) -> Record:
+    """A valid record of a suite that does not exist; each seed has an id of its own."""
+    return Record(
+        id=f"{seed}" * 16, suite="toy", suite_digest="d", kind="utility", defense=MethodUsed(name="dp_sgd"), seed=seed,
+        task=TrainingTask({"data": "digits", "model": "mlp"}), device="cpu", seconds=1.0,
+        provenance=Provenance(version="0.1.0", source="0" * 64),
+        metrics={"accuracy": Metric(value=0.9, low=0.8, high=1.0, better="higher")},
+        claim=RecordedClaim(epsilon=3.0, delta=1e-5, relation="add_remove", sampling="poisson", accountant="PLD"),
+    )  # fmt: skip
 
 
 @pytest.fixture

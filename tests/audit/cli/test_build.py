@@ -1,43 +1,28 @@
 """The command that makes a site: where it puts it, what it prints, its exit codes, and the guide to methods."""
 
 import json
+from functools import partial
 
 import pytest
 
 from leakbench.audit.catalog import listing
-from leakbench.audit.cli import app as cli
 from leakbench.audit.cli.guide import defense_families, guide
-from leakbench.leaderboard.records.record import MethodUsed, Metric, Provenance, Record, RecordedClaim, write
-from leakbench.leaderboard.records.task import TrainingTask
+from leakbench.leaderboard.records.record import write
+
+from .conftest import toy_record
 
 
 @pytest.fixture
-def command(capsys, monkeypatch, tmp_path):
-    """Runs the command in an empty folder: code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["leaderboard", "build", *arguments])
-        captured = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, captured.out, captured.err
-
-    return run
+def command(command):
+    """Runs `leakbench leaderboard build` in an empty folder: code, stdout, stderr."""
+    return partial(command, "leaderboard", "build")
 
 
 @pytest.fixture
 def results(tmp_path):
     """Two folders of one record each."""
     for i, name in enumerate(("one", "two")):
-        record = Record(
-            id=f"{i}" * 16, suite="toy", suite_digest="d", kind="utility", defense=MethodUsed(name="dp_sgd"), seed=i,
-            task=TrainingTask({"data": "digits", "model": "mlp"}), device="cpu", seconds=1.0,
-            provenance=Provenance(version="0.1.0", source="0" * 64),
-            metrics={"accuracy": Metric(value=0.9, low=0.8, high=1.0, better="higher")},
-            claim=RecordedClaim(epsilon=3.0, delta=1e-5, relation="add_remove", sampling="poisson", accountant="PLD"),
-        )  # fmt: skip
-        write(record, tmp_path / name / "records")
+        write(toy_record(i), tmp_path / name / "records")
 
 
 def test_several_folders_make_one_site_and_the_last_line_names_it(command, results, tmp_path):

@@ -1,42 +1,27 @@
 """The command that makes a page: where it puts it, what it prints, and what it refuses."""
 
 import json
+from functools import partial
 
 import pytest
 
-from leakbench.audit.cli import app as cli
 from leakbench.leaderboard.board import table
 from leakbench.leaderboard.page import build as page_build
-from leakbench.leaderboard.records.record import MethodUsed, Metric, Provenance, Record, RecordedClaim, write
-from leakbench.leaderboard.records.task import TrainingTask
+from leakbench.leaderboard.records.record import write
+
+from .conftest import toy_record
 
 
 @pytest.fixture
-def command(capsys, monkeypatch, tmp_path):
-    """Runs the command in an empty folder: code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["leaderboard", "page", *arguments])
-        captured = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, captured.out, captured.err
-
-    return run
+def command(command):
+    """Runs `leakbench leaderboard page` in an empty folder: code, stdout, stderr."""
+    return partial(command, "leaderboard", "page")
 
 
 @pytest.fixture
 def results(tmp_path):
     """A folder of one record."""
-    record = Record(
-        id="0" * 16, suite="toy", suite_digest="d", kind="utility", defense=MethodUsed(name="dp_sgd"), seed=0,
-        task=TrainingTask({"data": "digits", "model": "mlp"}), device="cpu", seconds=1.0,
-        provenance=Provenance(version="0.1.0", source="0" * 64),
-        metrics={"accuracy": Metric(value=0.9, low=0.8, high=1.0, better="higher")},
-        claim=RecordedClaim(epsilon=3.0, delta=1e-5, relation="add_remove", sampling="poisson", accountant="PLD"),
-    )  # fmt: skip
-    write(record, tmp_path / "results" / "records")
+    write(toy_record(), tmp_path / "results" / "records")
     return tmp_path / "results"
 
 
