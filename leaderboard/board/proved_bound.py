@@ -12,11 +12,11 @@ Guarantee:
     Caveat: it holds for each row. Among many rows, a twentieth may be shown a bound that is too high.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
+from ..metrics import METRICS
 from ..records.details import ProvedDetail
 from ..records.record import Record
 from .aggregate import BoardCell, Estimate, over_seeds
@@ -186,12 +186,12 @@ _RELATIONS = "bounds of its seeds are for different relations of neighbours, so 
 
 
 def bound_words(value: float) -> str:
-    """Formats a lower bound, rounded down: it must not be shown as more than it is.
+    """Formats a lower bound in two decimals, rounded down.
 
     Args:
         value: nats.
     """
-    return f"{math.floor(value * 100 + 1e-9) / 100:.2f}"
+    return METRICS[NAME].number(value, 2)
 
 
 def _place(bound: ProvedBound) -> tuple[bool, float, float]:
