@@ -248,9 +248,9 @@ def _cell(cell: Any, tree: Mapping[str, Any]) -> CellLine:
 
 
 def _metric(name: str, numbers: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    known = METRICS.get(name)
+    metric = METRICS.get(name)
     fields = {key: item for key, item in numbers.items() if key not in ("n", "gap", LARGEST_UNDER_CLAIM)}
     estimate = Estimate(**fields, largest=numbers[LARGEST_UNDER_CLAIM])
-    digits = 3 if known is None else known.digits
-    title = name.replace("_", " ") if known is None else known.label
+    digits = 3 if metric is None else metric.digits
+    title = name.replace("_", " ") if metric is None else metric.label
     return title, estimate.words(digits), largest_words(estimate, digits), estimate.reason or ""
