@@ -138,13 +138,17 @@ class KnownMetric:
         return min(max(value, self.least), self.most)
 
     def number(self, value: float, digits: int | None = None) -> str:
-        """Formats the value, as "7.7", or as "≥120.0" if it saturates.
+        """Formats the value, as "7.7", or as "≥120.0" if it saturates; a proved bound is rounded down.
 
         Args:
             value: number to format.
             digits: decimals; the metric's own where None.
         """
-        words = f"{value:.{self.digits if digits is None else digits}f}"
+        decimals = self.digits if digits is None else digits
+        if self.proved:
+            # A lower bound must not be shown as more than it is.
+            value = math.floor(value * 10**decimals + 1e-9) / 10**decimals
+        words = f"{value:.{decimals}f}"
         return f"≥{words}" if self.saturates is not None and value >= self.saturates else words
 
     def words(self, value: float) -> str:
@@ -400,7 +404,7 @@ _TABLE = (
         columns=(
             BoardColumn(
                 key="canary_epsilon", header=("ε by", "canaries"), optional=True, title="ε at least",
-                unit="by canaries", hint="What canaries of one training prove; above the claim, the claim is false.",
+                unit="by canaries", hint="What canaries prove with confidence 0.95, the least of several seeds.",
             ),
         ),
     ),

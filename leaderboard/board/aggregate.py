@@ -15,6 +15,7 @@ from typing import Literal
 
 from scipy import special  # `scipy.stats` makes all distributions at import, in longer than a board takes
 
+from ..kinds import KINDS
 from ..metrics import METRICS
 from ..records.details import CALIBRATION, REPORT, Half
 from ..records.fields import Metric
@@ -62,11 +63,13 @@ class Estimate:
         looks: number of attacks compared.
         attack: label of the attack that reached the value.
         interval: "seeds" (Student t over seeds), "own" (the records' intervals, averaged), None.
-        reason: why there is no value or no interval, or which seeds the value lacks.
+        reason: why there is no value or no interval, or which seeds or attacks the value lacks.
         largest: largest value that the claim allows any test, mean over the same seeds; None if a record lacks it.
         largest_note: caveat about that bound; empty for none.
         chosen_on: scores on which the strongest attack was selected: the calibration half (the value is then from the
             other half), or the same scores as the value; None without a selection.
+        unmeasured: labels of attacks without a number of this metric that have one of their kind's main metric, so that
+            the worst case is only a lower limit.
     """
 
     metric: str
@@ -81,6 +84,7 @@ class Estimate:
     largest: float | None = None
     largest_note: str = ""
     chosen_on: Literal["calibration half", "the same scores"] | None = None
+    unmeasured: tuple[str, ...] = ()
 
     @property
     def n(self) -> int:
@@ -179,6 +183,31 @@ def worst_case(name: str, cells: list[BoardCell], *, missing: str) -> Estimate:
         records have halves.
     """
     looks = sum(over_seeds(name, cell).value is not None for cell in cells)
+    worst = _worst_measured(name, cells, looks, missing=missing)
+    unmeasured = {cell.attack or cell.kind: over_seeds(name, cell).reason for cell in cells if _lacks(name, cell)}
+    if not looks or not unmeasured:
+        return worst
+    # An attack without a TPR, because of its few candidates, may be the strongest.
+    clauses = [f"without {' and '.join(labels)}: {why}" for why, labels in _by_reason(unmeasured).items()]
+    return replace(worst, unmeasured=tuple(unmeasured), reason="; ".join(filter(None, (worst.reason, *clauses))))
+
+
+def _lacks(name: str, cell: BoardCell) -> bool:
+    """True if a cell has a number of its kind's main metric, and a reason in place of one of this metric."""
+    recorded = any(name in record.metrics for record in cell.records.values())
+    main = KINDS[cell.kind].main
+    return recorded and over_seeds(name, cell).value is None and over_seeds(main, cell).value is not None
+
+
+def _by_reason(unmeasured: Mapping[str, str | None]) -> dict[str, list[str]]:
+    labels: dict[str, list[str]] = {}
+    for label, reason in unmeasured.items():
+        labels.setdefault(reason or "not measured", []).append(label)
+    return labels
+
+
+def _worst_measured(name: str, cells: list[BoardCell], looks: int, *, missing: str) -> Estimate:
+    """Worst case over the attacks with a number; `looks` is how many they are."""
     if not looks:
         reasons = [over_seeds(name, cell).reason for cell in cells]
         reason = "; ".join(dict.fromkeys(r for r in reasons if r)) or missing

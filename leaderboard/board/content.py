@@ -203,6 +203,7 @@ def strongest_words(row: Row) -> tuple[str, str]:
         for metric, column in columns(written=True)
         if metric.name != KINDS[metric.kind].main and (by_it := row.estimates[column.key].attack)
         if metric.of_attack and by_it != leads[metric.kind]
+        if leads[metric.kind] not in row.estimates[column.key].unmeasured
     ]
     return next(filter(None, leads.values()), "") or "", "; ".join(others)
 
@@ -251,12 +252,12 @@ def claim_remark(claim: RecordedClaim) -> str:
 
 
 def at_least(row: Row, estimate: Estimate) -> bool:
-    """True if the worst case is only a lower limit, because attacks of its kind failed or are missing."""
-    return METRICS[estimate.metric].kind in row.lacks
+    """True if the worst case is only a lower limit: attacks of its kind failed, are missing, or have no such number."""
+    return METRICS[estimate.metric].kind in row.lacks or bool(estimate.unmeasured)
 
 
 def _number(page: Content, row: Row, metric: KnownMetric, column: BoardColumn) -> CellWords:
-    """Formats a number with its interval, marked ≥ if attacks of its kind failed or are missing."""
+    """Formats a number with its interval, marked ≥ if it is only a lower limit (`at_least`)."""
     estimate, digits = row.estimates[column.key], column.digits
     if estimate.value is None:
         return page.mark(("n/a",), estimate.reason)

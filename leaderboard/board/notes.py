@@ -107,7 +107,7 @@ def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
         "the strongest attack's mean. Of several membership attacks it is chosen on one half of the candidates and "
         "measured on the other; the worse end of its interval is simultaneous over the attacks compared, which the "
         "column of the attack counts; "
-        "≥ marks one of attacks that are not all there. "
+        "≥ marks one for which attacks failed, are missing or have no such number. "
         f"{' '.join(filter(None, (_chance_words(), leak_words())))}",
     ]
     sentences += public_sentences(rows)

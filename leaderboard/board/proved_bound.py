@@ -12,11 +12,11 @@ Guarantee:
     Caveat: it holds for each row. Among many rows, a twentieth may be shown a bound that is too high.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
+from ..metrics import METRICS
 from ..records.details import ProvedDetail
 from ..records.record import Record
 from .aggregate import BoardCell, Estimate, over_seeds
@@ -62,15 +62,15 @@ class AttackBound:
         if any(not _same_delta(detail) for detail in self.details):
             return None
         values = [detail.value_at_verdict for detail in self.details]
-        known = [value for value in values if value is not None]
-        return min(known) if len(known) == len(values) else None
+        numbers = [value for value in values if value is not None]
+        return min(numbers) if len(numbers) == len(values) else None
 
     @property
     def claimed(self) -> float | None:
         """Largest claim of the seeds for the bound's relation and delta; None if one is infinite or unknown."""
         claims = [_claimed(record, detail) for record, detail in zip(self._measured, self.details, strict=True)]
-        known = [claim for claim in claims if claim is not None]
-        return max(known) if len(known) == len(claims) else None
+        finite = [claim for claim in claims if claim is not None]
+        return max(finite) if len(finite) == len(claims) else None
 
     @property
     def relation(self) -> str:
@@ -145,11 +145,11 @@ def proved_bounds(row: Row) -> list[ProvedBound]:
         return [ProvedBound(value=None, reason=_why_none(row, bounds))]
     error = sum(ERROR**bound.trainings for bound in measured)
     # The choice of the confidence must not depend on the values. 1e-12: rounding of the sum.
-    each = error <= ERROR + 1e-12
-    confidence = 1 - error if each else 1 - len(measured) * ERROR_AT_VERDICT
+    at_own_level = error <= ERROR + 1e-12
+    confidence = 1 - error if at_own_level else 1 - len(measured) * ERROR_AT_VERDICT
     largest: dict[str, ProvedBound] = {}
     for bound in measured:
-        value = bound.estimate.value if each else bound.at_verdict
+        value = bound.estimate.value if at_own_level else bound.at_verdict
         proved = ProvedBound(
             value=value,
             relation=bound.relation,
@@ -160,7 +160,9 @@ def proved_bounds(row: Row) -> list[ProvedBound]:
             seeds=bound.estimate.seeds,
             looks=len(measured),
             confidence=confidence,
-            reason=_how(bound, len(measured), confidence, each=each) if value is not None else _NO_VERDICT,
+            reason=_how(bound, len(measured), confidence, at_own_level=at_own_level)
+            if value is not None
+            else _NO_VERDICT,
         )
         if bound.relation not in largest or _place(proved) > _place(largest[bound.relation]):
             largest[bound.relation] = proved
@@ -186,12 +188,12 @@ _RELATIONS = "bounds of its seeds are for different relations of neighbours, so 
 
 
 def bound_words(value: float) -> str:
-    """Formats a lower bound, rounded down: it must not be shown as more than it is.
+    """Formats a lower bound in two decimals, rounded down.
 
     Args:
         value: nats.
     """
-    return f"{math.floor(value * 100 + 1e-9) / 100:.2f}"
+    return METRICS[NAME].number(value, 2)
 
 
 def _place(bound: ProvedBound) -> tuple[bool, float, float]:
@@ -206,10 +208,10 @@ def _why_none(row: Row, bounds: Iterable[AttackBound]) -> str:
     return "; ".join(reasons) or "no attack was run whose pairs or canaries prove a bound"
 
 
-def _how(bound: AttackBound, looks: int, confidence: float, *, each: bool) -> str:
+def _how(bound: AttackBound, looks: int, confidence: float, *, at_own_level: bool) -> str:
     least = "the least of its seeds" if len(bound.estimate.seeds) > 1 else "of one training"
     among = "" if looks == 1 else f"the largest of {looks} bounds, "
-    level = "" if each else ", each at a confidence of 1 - 1e-6"
+    level = "" if at_own_level else ", each at a confidence of 1 - 1e-6"
     # Rounded down: a confidence must not be shown as more than it is.
     words = f"{int(confidence * 1e4 + 1e-6) / 1e4:g}"
     return f"from {PROVED[bound.metric]}: {among}{least}{level}; holds with a confidence of {words}"

@@ -64,9 +64,9 @@ def under(rows: Sequence[Row], access: str) -> list[Row]:
     of_attack, reached = _accesses_of_attacks(rows), {access, *INCLUDED.get(access, ())}
 
     def kept(cell: Record | Expected) -> bool:
-        known = cell.requires.access if isinstance(cell, Record) and cell.requires else None
-        known = known or (of_attack.get(cell.attack.name) if cell.attack else None)
-        return known is None or known in reached
+        needed = cell.requires.access if isinstance(cell, Record) and cell.requires else None
+        needed = needed or (of_attack.get(cell.attack.name) if cell.attack else None)
+        return needed is None or needed in reached
 
     return [_with_reason(row) for row in attacked_by(rows, kept)]
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..board.content import at_least
 from ..board.identity import board_version, row_id
 from ..board.proved_bound import NAME, proved_bound
 from ..board.rows import Row, Unit
@@ -58,7 +59,7 @@ COLUMNS: dict[str, tuple[type, str]] = {
     "chosen_on": (str, "scores on which the strongest attack was chosen"),
     "interval": (str, "seeds (Student's t over seeds) or own (of the records)"),
     "reason": (str, "reason for the absence of the value or of the interval"),
-    "at_least": (bool, "true if attacks of this kind failed or are missing, so that the worst case is a lower limit"),
+    "at_least": (bool, "true if attacks failed, are missing or have no such number: the worst case is a lower limit"),
     "largest_under_claim": (float, "largest value that the claim allows any test; of a proved bound, the claim for it"),
     "bound_relation": (str, "neighbouring relation of a proved lower bound on epsilon; null for other metrics"),
     "flags": (str, "flags of the row, separated by spaces"),
@@ -172,7 +173,7 @@ def _lines(row: Row, verdict: str) -> Iterable[dict[str, Any]]:
                 "chosen_on": estimate.chosen_on,
                 "interval": estimate.interval,
                 "reason": estimate.reason,
-                "at_least": metric.of_attack and metric.kind in row.lacks,
+                "at_least": metric.of_attack and at_least(row, estimate),
                 "largest_under_claim": estimate.largest,
                 "bound_relation": None,
             }

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from ..board.proved_bound import bound_words
 from .plots import breakable, marker
 
 EDGE = 92.0
@@ -73,8 +74,8 @@ def _lane(lane: Lane, high: float, end: float) -> Markup:
         " open" if infinite else "", 100 if infinite else end * lane.claimed / high
     )
     mark = Markup('<i class="at" style="left:{:.2f}%">{}</i>').format(end * lane.proved / high, key)
-    numbers = Markup('<span class="said"><b>≥ {:.2f}</b> of {}{}</span>').format(
-        lane.proved,
+    numbers = Markup('<span class="said"><b>≥ {}</b> of {}{}</span>').format(
+        bound_words(lane.proved),
         "∞" if infinite else f"{lane.claimed:.2f}",
         Markup(" <strong>above its claim</strong>") if above else "",
     )

@@ -42,7 +42,7 @@ def proved_figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]
         claim_words = "no finite claim" if math.isinf(claimed) else f"claimed ε {claimed:.2f}"
         if relation:
             claim_words += f" for {relation.replace('_', ' ')}"
-        count = _count(cell, metric)
+        count = _count(cell, metric, bound.seeds)
         title = f"{row.label}: ε at least {bound_words(bound.value)} by {cell.attack}, from {PROVED[metric]} ({count})"
         bounds.append(
             Lane(
@@ -87,7 +87,7 @@ def proved_figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]
     ]
 
 
-def _count(cell: BoardCell, metric: str) -> str:
-    sizes = sorted({record.metrics[metric].n or 0 for record in cell.records.values() if metric in record.metrics})
+def _count(cell: BoardCell, metric: str, seeds: Sequence[int]) -> str:
+    sizes = sorted({cell.records[seed].metrics[metric].n or 0 for seed in seeds})
     span = "-".join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
-    return f"{len(cell.records)} seed{'' if len(cell.records) == 1 else 's'} of {span}"
+    return f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'} of {span}"

@@ -275,14 +275,16 @@ def value(estimate: Estimate, notes: Footnotes, scale: Scale | None = None, *, l
         estimate: with its interval, or the reason why there is none.
         notes: collects the reason.
         scale: of its column; None for no strip.
-        lower_end: whether it is a worst case with attacks missing, and so "at least" the value.
+        lower_end: whether it is a worst case without some attacks, and so "at least" the value.
 
     Returns:
         The cell.
     """
     reason, digits = estimate.reason or "", METRICS[estimate.metric].digits
     if estimate.value is not None and lower_end:
-        reason = "; ".join(filter(None, ("at least: attacks of this kind failed or are missing", reason)))
+        reason = "; ".join(
+            filter(None, ("at least: attacks of this kind failed, are missing or have no such number", reason))
+        )
     note = notes.number(reason)
     if estimate.value is None:
         return Value(text="n/a", note=note, reason=reason)

@@ -199,7 +199,9 @@ def _own_name(site_row: SiteRow) -> str:
 def _facts(site: Site) -> list[tuple[str, str, str]]:
     """Figures for a quick look: (number, unit, tone)."""
     rows, controls = [site_row.row for site_row in site.rows], site.board.controls
-    records = [record for row in rows for record in (*row.records, *row.unranked)]
+    # Rows of sweeps share records that failed, and a cell without any number is in no row.
+    of_rows = [record for row in rows for record in row.records]
+    records = {(r.defense.name, r.id): r for r in (*of_rows, *site.board.unranked)}.values()
     passed = sum(control.ok for control in controls)
     tone = "good" if site.board.trustworthy else "bad"
     return [

@@ -50,8 +50,8 @@ class PortableCopies:
         return value
 
     def _fields(self, value: Any) -> Any:
-        known = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        changed = {name: new for name, old in known.items() if (new := self._of(old)) is not old and new != old}
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        changed = {name: new for name, old in fields.items() if (new := self._of(old)) is not old and new != old}
         if not changed:
             return value
         # Not `replace`: a record was checked when it was read, and its shortened text need not pass again.

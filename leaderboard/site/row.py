@@ -8,6 +8,7 @@ from ..board.aggregate import Estimate
 from ..board.content import Footnotes, at_least, largest_words, seeds_words, shown_columns
 from ..board.identity import board_version
 from ..board.notes import needs_words
+from ..board.proved_bound import ProvedBound, bound_words, proved_bounds
 from ..board.rows import DEGRADED, Row, guarantee_words
 from ..kinds import KINDS
 from ..metrics import METRICS
@@ -109,7 +110,7 @@ def row_page(
             "rank": rank_sentence(board_row),
             "numbers": _numbers(board_row, notes),
             "notes": notes,
-            "claim": _claim(board_row),
+            "claim": _claim(board_row) + [("proved lower bound", _bound(bound)) for bound in proved_bounds(board_row)],
             "defense": pairs(board_row.defense.settings),
             "budget": pairs(board_row.budget),
             "task": pairs(task),
@@ -216,6 +217,18 @@ def _claim(row: Row) -> list[tuple[str, str]]:
     return [(term, words) for term, words in terms if words]
 
 
+def _bound(bound: ProvedBound) -> str:
+    """Proved bound in words, with the claim for its relation, its attack, seeds and confidence."""
+    if bound.value is None:
+        return f"n/a: {bound.reason}"
+    relation = bound.relation.replace("_", " ") or "a relation not stated"
+    delta = "" if bound.delta is None else f" at delta {bound.delta:g}"
+    claimed = "no finite claim" if bound.claimed is None else f"claim {bound.claimed:.4g}"
+    seeds = f"{len(bound.seeds)} seed{'' if len(bound.seeds) == 1 else 's'}"
+    number = f"{bound_words(bound.value)} for {relation}{delta} ({claimed})"
+    return f"{number}, by {bound.attack}, {seeds}; {bound.reason}"
+
+
 def _cell(cell: Any, tree: Mapping[str, Any]) -> CellLine:
     records = list(cell.records.values())
     first, kind = records[0], KINDS[cell.kind]
@@ -235,9 +248,9 @@ def _cell(cell: Any, tree: Mapping[str, Any]) -> CellLine:
 
 
 def _metric(name: str, numbers: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    known = METRICS.get(name)
+    metric = METRICS.get(name)
     fields = {key: item for key, item in numbers.items() if key not in ("n", "gap", LARGEST_UNDER_CLAIM)}
     estimate = Estimate(**fields, largest=numbers[LARGEST_UNDER_CLAIM])
-    digits = 3 if known is None else known.digits
-    title = name.replace("_", " ") if known is None else known.label
+    digits = 3 if metric is None else metric.digits
+    title = name.replace("_", " ") if metric is None else metric.label
     return title, estimate.words(digits), largest_words(estimate, digits), estimate.reason or ""

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..board.content import Footnotes, at_least, seeds_words
 from ..board.rows import Row
-from ..board.table import Board
 from ..exports.safe_text import portable
 from ..metrics import columns
 from ..page.build import render_page
@@ -19,7 +18,7 @@ from ..records.folder import ArraysKey, arrays_key
 from ..records.record import Record
 from ..submissions.attack_cells import attack_cells, comparison_words, difference_words
 from ..submissions.check import CheckedSubmission, Rules, check_tree
-from ..submissions.rows import NamedRecords, beside, drift_lines, named_records
+from ..submissions.rows import NamedRecords, drift_lines, named_records
 from ..submissions.signature import SIGNATURE
 from ..submissions.tiers import evidence_of
 from . import links
@@ -51,14 +50,6 @@ class SubmissionsRead:
         """Returns the submission of a row; None for a row of published records."""
         # Anybody may write the id of another record.
         return self.owners.get((row.defense.name, row.records[0].id))
-
-    def beside(self, published: Board | None) -> Board:
-        """Returns a board with the rows of the submissions, each ranked within its own submission.
-
-        Args:
-            published: board of published records; None without any.
-        """
-        return beside(published, self.named)
 
 
 def read_submissions(folder: Path, rules: Rules, published: Sequence[Record] = ()) -> SubmissionsRead:

@@ -83,6 +83,11 @@ def test_a_row_more_is_checked_in_records_and_said_of_violations(one_row_more, r
     assert "precision_at_10" in reported()
 
 
+def test_a_proved_bound_is_rounded_down_and_a_measurement_to_the_nearest():
+    assert METRICS["canary_epsilon"].number(5.7956) == "5.79" and METRICS["epsilon_lower"].number(2.0, 2) == "2.00"
+    assert METRICS["implied_epsilon"].number(5.7956, 2) == "5.80"
+
+
 def test_the_table_agrees_with_itself():
     keys = [column.key for _, column in columns()]
     assert len(keys) == len(set(keys)) and not {"defense", "epsilon", "attack", "rank", "seeds", "flags"} & set(keys)

@@ -38,8 +38,8 @@
     current = parameters();
     for (const field of fields) {
       const value = current.get(field.name) ?? "";
-      const known = field.tagName !== "SELECT" || [...field.options].some((option) => option.value === value);
-      if (field.value !== (known ? value : "")) field.value = known ? value : "";
+      const isOption = field.tagName !== "SELECT" || [...field.options].some((option) => option.value === value);
+      if (field.value !== (isOption ? value : "")) field.value = isOption ? value : "";
       field.classList.toggle("set", field.value !== "");
     }
     change(form.elements.threat.value);
@@ -121,17 +121,17 @@
         heading.hidden = true;
         continue;
       }
-      let here = 0;
+      let linesShown = 0;
       for (const line of body.querySelectorAll("tr.line")) {
         const data = { ...body.dataset, ...line.dataset };
         const matches = wanted.every(([name, value]) => !value || data[name] === value)
           && text.every((word) => data.words.includes(word));
         matching += matches;
         line.hidden = !matches || matching > most;
-        here += !line.hidden;
+        linesShown += !line.hidden;
       }
-      body.hidden = !here;
-      if (here) heading.hidden = false;
+      body.hidden = !linesShown;
+      if (linesShown) heading.hidden = false;
     }
     const shown = Math.min(matching, most), hidden = matching - shown;
     paging.hidden = matching === lines.length && !hidden;

@@ -19,6 +19,7 @@ from leakbench.leaderboard.site.cite import records_digest
 from leakbench.leaderboard.site.site import Guide, Site, SiteRow
 from leakbench.leaderboard.site.submissions import read_submissions, submission_page
 from leakbench.leaderboard.submissions.declaration import read_declaration
+from leakbench.leaderboard.submissions.rows import beside
 from leakbench.leaderboard.submissions.signature import can_sign
 from tests.leaderboard.submissions.test_signature import make_key
 
@@ -276,7 +277,7 @@ def test_a_site_has_the_submission_that_counts_with_its_page_and_names_the_bad_o
     (shown,) = read_back.submissions
     assert shown.handle == "ada" and list(read_back.refused) == ["eve/0"]
     assert "SUBMISSION.toml" in read_back.refused["eve/0"] and not (tmp_path / "canary").exists()
-    board = read_back.beside(None)
+    board = beside(None, read_back.named)
     rows = tuple(
         SiteRow(id=row_id(row), row=row, tier=shown.tier, submission=read_back.owner(row)) for row in board.rows
     )
@@ -304,7 +305,7 @@ def test_a_site_has_the_submission_that_counts_with_its_page_and_names_the_bad_o
 def test_no_submission_takes_the_ranks_of_the_published_rows(tree, submission):
     published = Board.from_folder(submission / "records")
     read_back = read_submissions(tree, rules_of())
-    both = read_back.beside(published)
+    both = beside(published, read_back.named)
     ranks = {row.label: row.rank for row in both.rows}
     assert all(ranks[row.label] == row.rank for row in published.rows)
     assert any(row.rank for row in both.rows if row.defense.name == "ada/half_dp.py:half_dp")

@@ -114,6 +114,34 @@ def test_attacks_that_measured_nothing_are_not_looks(cell, metric):
     assert worst_case("auc", [], missing="nothing tried").reason == "nothing tried"
 
 
+def test_an_attack_without_a_tpr_leaves_the_worst_tpr_a_lower_limit_that_names_it(record, metric):
+    def attack(label, auc, tpr):
+        metrics = {"auc": metric(auc, 0.05, reason=None if auc else "nothing"), "tpr_at_1pct_fpr": tpr}
+        return BoardCell(kind="membership", attack=label, noise=None, records={0: record(metrics=metrics)})
+
+    few = metric(None, reason="85 non-members are too few")
+    cells = [attack("informed", 1.0, few), attack("traced", 0.9, few), attack("weak", 0.51, metric(0.01, 0.005))]
+    worst = worst_case("tpr_at_1pct_fpr", cells, missing="none")
+    assert (worst.value, worst.attack, worst.unmeasured) == (0.01, "weak", ("informed", "traced"))
+    assert worst.reason == "without informed and traced: 85 non-members are too few"
+    assert worst_case("auc", cells, missing="none").unmeasured == ()
+    # Without any number there is no limit, and an attack without a number at all is no part of the comparison.
+    assert worst_case("tpr_at_1pct_fpr", cells[:2], missing="none").unmeasured == ()
+    failed = attack("failed", None, few)
+    assert worst_case("tpr_at_1pct_fpr", [cells[2], failed], missing="none").unmeasured == ()
+
+
+def test_an_attack_that_records_another_metric_leaves_no_gap(record, metric):
+    def images(label, metrics):
+        attack = record("reconstruction", metrics=metrics)
+        return BoardCell(kind="reconstruction", attack=label, noise="none", records={0: attack})
+
+    pixels = images("pixels", {"psnr": metric(20.0, 1.0)})
+    choice = images("choice", {"psnr": metric(None, reason="an exact copy"), "prior_success": metric(0.5, 0.1)})
+    for name in ("psnr", "prior_success"):
+        assert worst_case(name, [pixels, choice], missing="none").unmeasured == ()
+
+
 def test_simultaneous_intervals_cover_the_strongest_where_plain_ones_do_not():
     """Eight attacks of mean 0 on 1000 boards of 3 seeds: how often is the largest low end above 0?"""
     draws = np.random.default_rng(0).normal(size=(1000, 8, 3))

@@ -73,6 +73,19 @@ def test_missing_numbers_are_n_a_with_their_reason_never_zero(board, form):
     assert not re.search(r"(?<![\d.])0(\.0+)?(?![\d.])(?= *[|&])", text)
 
 
+@subtests("form", FORMS)
+def test_a_worst_tpr_without_the_strongest_attack_is_at_least_and_no_attack_is_named_for_it(record, metric, form):
+    few = metric(None, reason="85 non-members are too few")
+    records = [
+        record(attack=attack, metrics={"auc": metric(auc, 0.01), "tpr_at_1pct_fpr": tpr}, defense="sgd")
+        for attack, auc, tpr in (("informed", 1.0, few), ("loss_threshold", 0.51, metric(0.012, 0.005)))
+    ]
+    text = getattr(Board.from_records(records, complete(*records)), form)()
+    assert re.search(r"(≥|\\ge\$?)0\.012", text)
+    assert "without informed: 85 non-members are too few" in " ".join(text.split())
+    assert "the strongest is loss" not in text
+
+
 @subtests("width", [40, 80, 100, 120, 200])
 def test_text_fits_its_terminal_and_cuts_no_number(board, width):
     text = board.to_text(width=width)

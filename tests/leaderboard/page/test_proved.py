@@ -110,6 +110,18 @@ def test_seeds_count_as_their_least_bound_and_missing_ones_are_said(proof):
     assert absent.drawing is None and absent.caption == ("Not shown: likelihood_ratio on 1 row, few pairs.",)
 
 
+def test_a_seed_without_a_bound_is_none_of_those_behind_it(proof):
+    (figure,) = drawn(proof(1.0, 3.0), proof(0.25, 3.0, seed=1), proof(None, 3.0, seed=2))
+    assert [line[5:] for line in figure.numbers] == [("0.25", "2 seeds of 400")]
+
+
+def test_a_bound_is_rounded_down_in_lane_tooltip_and_table(proof):
+    (figure,) = drawn(proof(5.7956, 8.0))
+    ((words, _, _, said),) = lanes(figure)
+    assert said == "≥ 5.79 of 8.00" and "ε at least 5.79" in words
+    assert [line[5] for line in figure.numbers] == ["5.79"]
+
+
 def test_there_is_no_plot_without_such_a_metric_and_none_of_negative_controls(proof, record):
     assert drawn(record()) == [] and drawn(proof(1.0, 3.0, control="negative")) == []
 

@@ -151,6 +151,21 @@ def test_the_page_of_a_row_has_every_number_of_its_records(site, some):
     assert tree["id"] == folder.name and tree["auc"]["attack"] == "lira" and len(tree["attacks"]) == 3
 
 
+def test_a_proved_bound_is_beside_the_claim_of_its_row_rounded_down_everywhere(site, record, metric):
+    detail = {"method": "test", "relation": "replace_one", "delta": 1e-5, "claimed": 6.7}
+    bound = metric(2.378, n=1000, reason="a low end", detail=detail)
+    out = site([record("canaries", attack="dirac", metrics={"canary_epsilon": bound}, seed=seed) for seed in (0, 1)])
+    texts = {path: page.decode() for path, page in content(out).items() if path.endswith(".html")}
+    (page,) = [text for path, text in texts.items() if path.startswith("rows/")]
+    assert "2.37 for replace one at delta 1e-05 (claim 6.7), by dirac, 2 seeds; from canaries: the least" in page
+    assert "holds with a confidence of 0.95" in page and not any("2.38" in text for text in texts.values())
+
+
+def test_a_row_of_which_nothing_is_proved_says_why(site, record):
+    (page,) = [text for path, text in content(site([record()])).items() if re.fullmatch("rows/.*html", path)]
+    assert "n/a: no attack was run whose pairs or canaries prove a bound" in page.decode()
+
+
 def test_a_number_that_saturates_says_so_on_top_of_its_row_too(site, record, metric):
     out = site([record("reconstruction", metrics={"psnr": metric(120.0), "psnr_floor": metric(11.0)})])
     (page,) = [text for path, text in content(out).items() if path.startswith("rows/") and path.endswith(".html")]

@@ -157,3 +157,10 @@ def test_a_bound_of_another_relation_than_a_finite_claim_stands_beside_no_infini
             front_site(record("canaries", attack="dirac", metrics={"canary_epsilon": bound}, claim=finite))
         )
         assert [w for w in ("no claim for it", "claim ∞") if w in text] == [words]
+
+
+def test_a_record_that_several_rows_share_is_counted_once():
+    trainings = [record(task={"data": "mnist", "model": "cnn", "epochs": epochs}) for epochs in (1, 2)]
+    site = front_site(*trainings, record("reconstruction"))
+    assert len(site.rows) == 2 and all(len(row.row.records) == 2 for row in site.rows)
+    assert "<dt>records</dt><dd>3</dd>" in front_page(site)
