@@ -69,7 +69,7 @@ def build_site(
         read = read_submissions(submissions, rules, sources.records)
         sources = sources.with_submissions(read.named, read.folders)
     board = sources.board
-    refuse_unused(board.rows, sources.explanations())
+    refuse_unused(board.rows, explanations := sources.explanations())
     copies = PortableCopies()
     suites = suites_of(sources, board, copies)
     site = Site(
@@ -78,6 +78,7 @@ def build_site(
         folders=sources.folders,
         guide=guide,
         publication=publication,
+        explanations=explanations,
         submissions=read.submissions if read else (),
         refused=copies.of(read.refused) if read else {},
     )
@@ -102,19 +103,18 @@ def _files(site: Site, board: Board, suites: Sequence[SuiteOnSite]) -> dict[str,
         tree |= {"id": row.id, "page": links.row_page(row.id)}
     files = _downloads(site, board) | {"board.json": json_bytes(content)}
     for suite in suites:
-        files |= suite_files(suite, trees)
+        files |= suite_files(suite, trees, site.explanations)
     if any(f'<script src="{links.root_of(name)}{VEGA}">'.encode() in text for name, text in files.items()):
         files[VEGA] = bundle().encode()
     for name, rows in by_defense(site.rows).items():
         files[links.defense_page(name)] = defense_page(site, name, rows).encode()
     for name, cells in by_attack(site).items():
         files[links.attack_page(name)] = attack_page(site, name, cells).encode()
-    explanations = suites[0].explanations if suites else ()
     for row, recorded in zip(site.rows, board.rows, strict=True):
         page, tree = links.row_page(row.id), trees[row.id]
         files[page.replace("index.html", JSON)] = json_bytes({"version": board_version(), **tree})
         cite = bibtex(row, site.publication, [*recorded.records, *recorded.unranked])
-        files[page] = row_page(site, row, tree, cite, explanations).encode()
+        files[page] = row_page(site, row, tree, cite).encode()
     for submission in site.submissions:
         page = links.submission_page(submission.handle, submission.digest)
         files[page] = submission_page(site, submission).encode()

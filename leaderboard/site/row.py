@@ -80,7 +80,6 @@ def row_page(
     row: SiteRow,
     tree: Mapping[str, Any],
     cite: str = "",
-    explanations: Sequence[papers.PaperExplanation] = (),
 ) -> str:
     """Renders the page of a row.
 
@@ -89,7 +88,6 @@ def row_page(
         row: to show.
         tree: of the row in `Board.to_dict`.
         cite: how to cite it, as BibTeX; empty to leave that out.
-        explanations: of differences from papers' figures.
     """
     board_row, notes = row.row, Footnotes()
     page = links.row_page(row.id)
@@ -118,7 +116,7 @@ def row_page(
             "flags": flags_of(board_row),
             "unmeasured": remarks.unmeasured(board_row.unranked),
             "missing": list(dict.fromkeys(f"{cell.words}, seed {cell.seed}" for cell in board_row.missing)),
-            "comparisons": papers.table([board_row], explanations),
+            "comparisons": papers.table([board_row], site.explanations),
             "provenance": remarks.provenance([*board_row.records, *board_row.unranked]),
             "version": board_version(),
             "publication": site.publication,

@@ -8,6 +8,7 @@ from typing import Any
 from ..board.rows import Row
 from ..board.table import Board
 from ..exports.publication import Publication
+from ..page.papers import PaperExplanation
 from ..records.folder import ArraysKey
 from ..submissions.attack_cells import AttackCell
 from ..submissions.check import CheckedSubmission
@@ -102,6 +103,7 @@ class Site:
         folders: of records' arrays, by `arrays_key`.
         guide: descriptions of methods and suites.
         publication: what the publisher states.
+        explanations: of differences from papers' figures.
         submissions: that count.
         refused: path of a submission that was set aside -> why.
     """
@@ -111,5 +113,6 @@ class Site:
     folders: Mapping[ArraysKey, Path]
     guide: Guide
     publication: Publication
+    explanations: tuple[PaperExplanation, ...] = ()
     submissions: tuple[SubmissionOnSite, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)

@@ -38,7 +38,6 @@ class SuiteOnSite:
         csv: the board as CSV.
         sources: its records and their folders.
         copies: that made the board.
-        explanations: of differences from papers' figures, of all suites.
         drawn: whether its page has plots, pictures and the matrix of attacks.
     """
 
@@ -48,7 +47,6 @@ class SuiteOnSite:
     csv: str
     sources: Sources
     copies: PortableCopies
-    explanations: tuple[PaperExplanation, ...]
     drawn: bool = True
 
 
@@ -81,7 +79,6 @@ def suites_of(sources: Sources, board: Board, copies: PortableCopies) -> list[Su
                 csv=portable(of_suite.to_csv()),
                 sources=own,
                 copies=copies,
-                explanations=sources.explanations(),
             )
         )
     drawn = _drawn(suites)
@@ -99,12 +96,15 @@ def _drawn(suites: Sequence[SuiteOnSite]) -> set[str]:
     return drawn
 
 
-def suite_files(suite: SuiteOnSite, trees: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
+def suite_files(
+    suite: SuiteOnSite, trees: Mapping[str, Mapping[str, Any]], explanations: Sequence[PaperExplanation] = ()
+) -> dict[str, bytes]:
     """Returns the page of a suite with its tables beside it.
 
     Args:
         suite: to show.
         trees: id of a row -> the row in `Board.to_dict`.
+        explanations: of differences from papers' figures.
     """
     page = links.suite_page(suite.name)
     folder = page.rpartition("/")[0]
@@ -124,7 +124,7 @@ def suite_files(suite: SuiteOnSite, trees: Mapping[str, Mapping[str, Any]]) -> d
         suite.copies.of(tuple(suite.sources.tunings())),
         suite.sources.selftest(),
         surroundings,
-        explanations=suite.explanations,
+        explanations=explanations,
     )
     return {
         f"{folder}/{CSV}": suite.csv.encode(),
