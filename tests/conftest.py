@@ -100,7 +100,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Names the default tests that are expensive here; none fails for it, because machines differ."""
-    reports = [each for kind in terminalreporter.stats.values() for each in kind if isinstance(each, pytest.TestReport)]
+    reports = [
+        report for kind in terminalreporter.stats.values() for report in kind if isinstance(report, pytest.TestReport)
+    ]
     for line in costs.expensive(reports):
         terminalreporter.write_line(line)
 

@@ -19,7 +19,9 @@ def expensive(reports: Iterable[Any]) -> list[str]:
         reports: reports of pytest, those of a teardown with the test's `cpu_seconds` if it is a default test.
     """
     times = [
-        (dict(one.user_properties).get("cpu_seconds", 0.0), one.nodeid) for one in reports if one.when == "teardown"
+        (dict(report.user_properties).get("cpu_seconds", 0.0), report.nodeid)
+        for report in reports
+        if report.when == "teardown"
     ]
     above = sorted((entry for entry in times if entry[0] > LIMIT), reverse=True)
     if not above:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import resources
@@ -227,7 +230,11 @@ def _key(manifest: Manifest) -> _SuiteKey | None:
 
 
 def _listed(keys: Sequence[_SuiteKey]) -> list[KnownSuite]:
-    """Returns the suites; by a process that ends, because PyTorch takes more than half a gigabyte."""
+    """Returns the suites; by a process that ends, because PyTorch takes more than half a gigabyte.
+
+    Raises:
+        BrokenExecutor: the process was ended by something else, as the system does where memory is short.
+    """
     if "torch" in sys.modules:
         return [*map(built_in, keys)]
     spawned = get_context("spawn")
@@ -239,10 +246,14 @@ def _listed(keys: Sequence[_SuiteKey]) -> list[KnownSuite]:
     theirs.close()
     try:
         answer = ours.recv()
-    except EOFError:
-        raise OSError("the process that lists the cells of suites must answer, and ended; is there memory?") from None
-    finally:
-        process.join()
+    except (EOFError, OSError):  # the latter in the middle of an answer
+        answer = None
+    process.join()
+    if answer is None:
+        raise BrokenExecutor(
+            f"the process that lists the cells of suites ended without an answer (exit code {process.exitcode}), so "
+            "the folder was not checked; if memory was short, free a gigabyte and run the command again"
+        )
     if isinstance(answer, Exception):
         raise answer
     return answer
@@ -250,9 +261,11 @@ def _listed(keys: Sequence[_SuiteKey]) -> list[KnownSuite]:
 
 def _send_listed(keys: Sequence[_SuiteKey], connection: Connection) -> None:
     """Sends the suites, or the exception that listing them raised, and ends this process."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Control-C is sent to both processes, and ours says so
     try:
         answer = [*map(built_in, keys)]
     except Exception as error:
+        error.add_note(traceback.format_exc())  # a traceback is not sent with its exception
         answer = error
     connection.send(answer)
     # An orderly end runs PyTorch's destructors, which touch 130 MB more.

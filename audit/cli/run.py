@@ -108,7 +108,8 @@ def _dry_run(suite: Suite, secure_noise: bool, as_json: bool) -> int:
         print_json({"suite": suite.name, "cells": runnable, "skipped": len(cells.skipped), "rehearsed": rehearsed})
     else:
         print(f"{suite.name}: {runnable} cells would be computed, {len(cells.skipped)} skipped")
-        print("\n".join(f"{method} ran on a tiny task" for method in rehearsed))
+        for method, outcome in rehearsed.items():
+            print(f"{method} {outcome}")
     return OK
 
 

@@ -199,13 +199,15 @@ def messages_fault(record: Record) -> str:
     if not record.active_server or claim is None or claim.epsilon is None or is_path(record.defense.name):
         return ""
     prove = proved_by_message if isinstance(task, UpdateTask) else proved_by_clients
-    charged, expected = _steps_in(claim.events), _steps_in(prove(record, cast(Any, task), claim.delta).events)
-    if charged is None or charged == expected:
+    try:
+        proved = prove(record, cast(Any, task), claim.delta)
+    except Exception as error:  # untrusted file
+        return f"its messages cannot be counted: {' '.join(str(error).split())}"
+    charged, expected = _steps_in(claim.events), _steps_in(proved.events)
+    if charged == expected:
         return ""
-    return (
-        f"its claim charges {charged} steps, and the {task.get('releases', 1)} releases of its task are charged "
-        f"{expected}"
-    )
+    charges = "no counted steps" if charged is None else f"{charged} steps"
+    return f"its claim charges {charges}, and the {task.get('releases', 1)} releases of its task are charged {expected}"
 
 
 def _steps_in(events: Iterable[str]) -> int | None:

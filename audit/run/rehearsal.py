@@ -11,7 +11,6 @@ rehearsed, because their targets take trainings of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -33,6 +32,7 @@ from leakbench.defenses.core.gradients.executor import release_rows
 from leakbench.defenses.core.training.calibration import TOY_LAYOUT
 
 from ..catalog import methods as catalog
+from ..catalog.messages import in_one_line
 from ..isolation.worker import AttackTimeoutError, limited
 from ..plan.build import build_model, load_splits, planned
 from ..plan.cells import Cell, Plan
@@ -52,10 +52,13 @@ LARGEST = 200_000
 SECONDS = 20.0
 """Time that an attack may compute in its rehearsal; a slower one counts as rehearsed."""
 
+RAN = "ran on a tiny task"
+"""Outcome of a rehearsal that shows no error."""
+
 _CPU = torch.device("cpu")
 
 
-def rehearse(suite: Suite, plan: Plan) -> list[str]:
+def rehearse(suite: Suite, plan: Plan) -> dict[str, str]:
     """Runs third parties' methods that were added to a suite on tiny tasks.
 
     Args:
@@ -63,31 +66,33 @@ def rehearse(suite: Suite, plan: Plan) -> list[str]:
         plan: its cells, of which only those that will be computed matter.
 
     Returns:
-        Names of the methods that were rehearsed.
+        Kind and name of each of these methods -> `RAN`, or why its rehearsal shows less, in words.
 
     Raises:
         ChoiceError: a method failed; the sentence names its file and line.
     """
-    runs: dict[str, tuple[Callable[[], object], Request]] = {}
-    for kind, name in suite.added_methods:
-        of_method = _defense_cell if kind == "defenses" else _attack_cell
-        if catalog.foreign(kind, name) and (cell := of_method(plan, name)) is not None:
-            runs[f"{catalog.KINDS[kind]} {name}"] = (
-                partial(_rehearse_defense if kind == "defenses" else _rehearse_attack, cell),
-                cell.request,
-            )
-    for method, (run, request) in runs.items():
+    outcomes = {}
+    for kind, name in dict.fromkeys(suite.added_methods):
+        if not catalog.foreign(kind, name):
+            continue
+        method = f"{catalog.KINDS[kind]} {name}"
+        cell = (_defense_cell if kind == "defenses" else _attack_cell)(plan, name)
+        if cell is None:
+            outcomes[method] = "was not rehearsed: none of its cells to compute has a tiny form"
+            continue
         try:
-            run()
-        except (NotApplicable, InconsistentObservation, AttackTimeoutError):
-            pass  # the reason of a skipped cell, or a slow attack
+            outcomes[method] = _rehearse_defense(cell) if kind == "defenses" else _rehearse_attack(cell)
+        except (NotApplicable, InconsistentObservation) as error:
+            outcomes[method] = f"does not apply to a tiny task: {' '.join(str(error).split())}"
+        except AttackTimeoutError:
+            outcomes[method] = f"did not end on a tiny task within {SECONDS:g} s"
         # A method may raise any exception, and may end the process.
         except (Exception, SystemExit) as error:
             raise ChoiceError(
                 f"{method} must run on a tiny task before the suite is computed, and raised "
-                f"{sentence(error, request)}; correct its file and run the command again"
+                f"{sentence(error, cell.request)}; correct its file and run the command again"
             ) from error
-    return list(runs)
+    return outcomes
 
 
 def _defense_cell(plan: Plan, name: str) -> Cell | None:
@@ -115,8 +120,8 @@ def _runnable(plan: Plan) -> list[Cell]:
     return [cell for job in plan.jobs for cell in job.cells]
 
 
-def _rehearse_defense(cell: Cell) -> None:
-    """Plans the first two steps and the last one of a run, and releases synthetic rows by these plans."""
+def _rehearse_defense(cell: Cell) -> str:
+    """Plans the first two steps and the last one of a run, releases synthetic rows by these plans, returns `RAN`."""
     request = cell.request
     splits = load_splits(request, _CPU)
     model = build_model(request, splits)
@@ -140,6 +145,7 @@ def _rehearse_defense(cell: Cell) -> None:
         ):
             if step.plan is not None:
                 release_rows(step.plan, lambda _point, rows=rows: rows, rows, noise)
+    return RAN
 
 
 def _parts(method: Defense | Federated) -> list[Defense]:
@@ -149,8 +155,8 @@ def _parts(method: Defense | Federated) -> list[Defense]:
     return [method.client, *([method.server.defense] if isinstance(method.server, PrivateAverage) else [])]
 
 
-def _rehearse_attack(cell: Cell) -> None:
-    """Attacks a tiny form of a cell's target; only the attack's own errors are raised."""
+def _rehearse_attack(cell: Cell) -> str:
+    """Attacks a tiny form of a cell's target; returns `RAN`, or why there was nothing to attack."""
     request = replace(cell.request, secure=False)
     if cell.subject == OF_UPDATE:
         request = replace(request, update=replace(request.requested_update, images=1))
@@ -163,7 +169,9 @@ def _rehearse_attack(cell: Cell) -> None:
         try:
             utility = Request(**vars(request.of_training()), kind="utility")
             subject.outcome(Cell(utility, OF_MODEL))
-        except Exception:
-            return  # the training cannot be shortened, which says nothing about the attack
+        # A training that cannot be shortened says nothing about the attack.
+        except Exception as error:
+            return f"was not rehearsed: its target, trained for one epoch, raised {in_one_line(error)}"
     with limited(SECONDS):
         subject.outcome(replace(cell, request=request))
+    return RAN

@@ -90,12 +90,15 @@ def _problem(name: str, suffix: str, status: os.stat_result, most: int) -> str:
     """Reason why an entry of the folder is not read; empty if it is."""
     if stat.S_ISLNK(status.st_mode):
         return "it is a symbolic link, and those are not followed; copy the file"
-    if stat.S_ISDIR(status.st_mode):
-        return "it is a folder, and records lie side by side; remove it"
-    if not stat.S_ISREG(status.st_mode):
-        return "it is no regular file; remove it"
     if name.startswith("."):
         return "it is hidden, as the draft of an interrupted run; remove it"
+    if stat.S_ISDIR(status.st_mode):
+        return (
+            "it is a folder, and records lie side by side; move it, or if it is a published suite, move what lies "
+            "beside the suites, README.md excepted"
+        )
+    if not stat.S_ISREG(status.st_mode):
+        return "it is no regular file; remove it"
     if not suffix:
         return "it is no record (.json), arrays (.parquet), manifest (.manifest) or list (.left_out); remove it"
     if not NAMES[suffix].fullmatch(name):

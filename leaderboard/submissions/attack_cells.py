@@ -36,6 +36,7 @@ class AttackCell:
         other: estimate of the strongest other attack, on the candidates of the comparison; without a value, its reason.
         other_needs: access, knowledge and control of that attack.
         others: number of attacks among which it was chosen.
+        on_fewer_seeds: number of attacks, perhaps stronger, that were measured on fewer seeds and left out.
         own_compared: estimate of the submitted attack on the candidates and seeds of the comparison.
         difference: mean over seeds of own - other, with Student's t interval over seeds.
         chosen_on: scores on which the other attack was chosen; None without a choice.
@@ -50,6 +51,7 @@ class AttackCell:
     other: Estimate
     other_needs: str
     others: int
+    on_fewer_seeds: int = 0
     own_compared: Estimate
     difference: Estimate
     chosen_on: Literal["calibration half", "the same scores"] | None
@@ -58,6 +60,11 @@ class AttackCell:
     def title(self) -> str:
         """Defense with the release that was attacked."""
         return self.defense + self.noise
+
+    @property
+    def left_out_words(self) -> str:
+        """Number of attacks on fewer seeds, in words; empty without any."""
+        return f"; {self.on_fewer_seeds} on fewer seeds left out" if self.on_fewer_seeds else ""
 
     @property
     def known(self) -> KnownMetric:
@@ -116,7 +123,7 @@ def _words(cell: AttackCell) -> tuple[str, ...]:
         return cell.title, cell.known.name_in_notes, own, "", "n/a", "n/a", cell.other.reason or ""
     compared = [number.words(digits) for number in (cell.own_compared, cell.other)]
     rival = f"{cell.other.attack} of {cell.others}" if cell.others > 1 else cell.other.attack or ""
-    return cell.title, cell.known.name_in_notes, own, *compared, difference_words(cell), rival
+    return cell.title, cell.known.name_in_notes, own, *compared, difference_words(cell), rival + cell.left_out_words
 
 
 def difference_words(cell: AttackCell) -> str:
@@ -173,7 +180,8 @@ def _compared(row: Row, name: str, own: BoardCell, others: Sequence[BoardCell]) 
     return AttackCell(
         suite=row.suite, defense=row.label, noise=KINDS[own.kind].noise_words(own.noise), metric=name, own=estimate,
         own_needs=_needs(own), other=of_rival, other_needs="" if rival is None else _needs(rival), others=len(rivals),
-        own_compared=own_half, difference=difference, chosen_on=chosen_on,
+        on_fewer_seeds=sum(0 < len(seeds) < most for _, seeds in shared), own_compared=own_half, difference=difference,
+        chosen_on=chosen_on,
     )  # fmt: skip
 
 

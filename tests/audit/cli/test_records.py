@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from leakbench.audit.cli.records import _key
+from leakbench.audit.cli.records import _key, _send_listed
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.plan.manifest import manifest_of
 from leakbench.audit.scoring import shift
@@ -24,6 +25,7 @@ from ..conftest import SUITE
 from ..run.runs import run
 
 CHECK = ("leaderboard", "check")
+PUBLISHED = Path(__file__).parents[3] / "leaderboard" / "published"
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +234,49 @@ def test_cells_of_suites_are_listed_by_a_process_that_ends_so_that_a_check_loads
     )
     assert run.returncode == 0, run.stderr
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("ended", ["kill", "interrupt"])
+@pytest.mark.long
+def test_a_process_of_listing_that_dies_is_a_sentence_and_prints_no_traceback(tmp_path, ended):
+    program = (
+        "import os, signal, sys, threading, time\n"
+        "from multiprocessing import active_children\n"
+        "from leakbench.audit.cli import records\n"
+        "from leakbench.audit.cli.app import main\n"
+        "def listed(key):\n"
+        "    time.sleep(60)\n"
+        "records.built_in = listed\n"  # in the spawned process too, which reads this file
+        "def end():\n"
+        "    while not active_children():\n"
+        "        time.sleep(0.01)\n"
+        "    time.sleep(3)\n"
+        f"    os.kill(active_children()[0].pid, signal.SIG{'KILL' if ended == 'kill' else 'INT'})\n"
+        "if __name__ == '__main__':\n"
+        "    threading.Thread(target=end, daemon=True).start()\n"
+        f"    main(['leaderboard', 'check', {str(PUBLISHED / 'quick')!r}])\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    run = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, check=False)
+    assert run.returncode == 1 and run.stdout == ""
+    code = -9 if ended == "kill" else -2
+    assert run.stderr.startswith("error: the process that lists the cells of suites ended without an answer")
+    assert f"(exit code {code})" in run.stderr and run.stderr.count("\n") == 1
+
+
+def test_an_error_of_listing_keeps_the_traceback_of_its_process():
+    class Channel:
+        def send(self, answer):
+            self.answer = answer
+            raise InterruptedError  # instead of the end of this process
+
+    channel, handler = Channel(), signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(InterruptedError):
+            _send_listed([("no_suite", (), False)], channel)  # pyright: ignore[reportArgumentType] -- a stand-in
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert "in built_in" in channel.answer.__notes__[0]  # notes are sent, unlike tracebacks
 
 
 def test_the_name_of_a_folder_of_suites_writes_nothing_to_a_terminal(command, tmp_path):

@@ -10,6 +10,7 @@ from leakbench.audit.cli import app as cli
 from leakbench.audit.plan.cells import Plan
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.run import harness, rehearsal
+from leakbench.audit.subjects.trained_model import TrainedModel
 from leakbench.audit.suite import suite as suites
 from leakbench.audit.suite.suite import ChoiceError, Suite
 
@@ -67,6 +68,7 @@ import time
 import torch
 
 from leakbench.attacks.core import Access, MembershipScores, ModelAccess, Observation, Reconstruction, attack
+from leakbench.attacks.core.threat_model.attack_errors import NotApplicable
 
 
 @attack(access=Access.BLACK_BOX)
@@ -76,6 +78,8 @@ def scores(target: ModelAccess, generator: torch.Generator, *, mode: str = "") -
         time.sleep(60)
     if mode == "raise":
         raise RuntimeError(f"process {os.getpid()}")
+    if mode == "elsewhere":
+        raise NotApplicable("it is for other tasks")
     ids = target.candidates.ids
     return MembershipScores(ids=ids[: 1 if mode == "short" else None], scores=torch.zeros(len(ids)).double())
 
@@ -148,11 +152,28 @@ def test_methods_that_work_and_slow_attacks_pass(tiny, monkeypatch):
     monkeypatch.setattr(rehearsal, "SECONDS", 0.5)
     attacks = ['{ name = "own.py:scores", mode = "slow" }']
     suite = tiny.with_added(defenses=["mine.py:mine"], attacks=attacks)
-    assert rehearsal.rehearse(suite, plan(suite)) == ["defense mine.py:mine", "attack own.py:scores"]
+    assert rehearsal.rehearse(suite, plan(suite)) == {
+        "defense mine.py:mine": rehearsal.RAN,
+        "attack own.py:scores": "did not end on a tiny task within 0.5 s",
+    }
+
+
+def test_an_attack_that_had_nothing_to_attack_is_not_said_to_have_run(tiny, monkeypatch):
+    def outcome(mode: str) -> str:
+        suite = tiny.with_added(attacks=[f'{{ name = "own.py:scores", mode = "{mode}" }}'])
+        return rehearsal.rehearse(suite, plan(suite))["attack own.py:scores"]
+
+    assert outcome("elsewhere") == "does not apply to a tiny task: it is for other tasks"
+
+    def untrained(subject, cell):
+        raise RuntimeError("no training of one epoch")
+
+    monkeypatch.setattr(TrainedModel, "outcome", untrained)
+    assert "was not rehearsed" in outcome("raise") and "no training of one epoch" in outcome("raise")
 
 
 def test_neither_methods_of_the_catalogue_nor_finished_cells_are_rehearsed(tiny):
     suite = tiny.with_added(attacks=["modified_entropy"])
-    assert rehearsal.rehearse(suite, plan(suite)) == []
+    assert rehearsal.rehearse(suite, plan(suite)) == {}
     suite = tiny.with_added(defenses=['{ name = "mine.py:mine", mode = "plan" }'])
-    assert rehearsal.rehearse(suite, Plan()) == []
+    assert "was not rehearsed" in rehearsal.rehearse(suite, Plan())["defense mine.py:mine"]

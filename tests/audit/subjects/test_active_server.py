@@ -129,9 +129,13 @@ def test_fewer_messages_than_the_claim_charges_are_refuted(records, folder):
     assert one.claim is not None
     more = replace(one.claim, events=tuple(event.replace("1 x", "2 x") for event in one.claim.events))
     assert "its claim charges 2 steps, and the 1 releases" in contradiction(replace(one, claim=more), folder)
+    uncounted = replace(one.claim, events=("plenty",))
+    assert "its claim charges no counted steps" in contradiction(replace(one, claim=uncounted), folder)
     without = {key: value for key, value in dict(three.task).items() if key != "releases"}
     unsaid = replace(three, task=json.loads(json.dumps(without, default=list)))
     assert "its claim charges 3 steps" in contradiction(unsaid, folder)
+    forged = replace(three, control="public_only", noise_multiplier=None)  # a claim of it is not counted
+    assert "its messages cannot be counted: " in contradiction(forged, folder)
 
 
 def test_without_clients_an_active_server_has_nobody_to_send_a_model_to(tmp_path):

@@ -174,6 +174,9 @@ def test_a_folder_of_published_suites_stands_for_its_suites_and_no_other_folder_
     (out / "other.json").unlink()
     shutil.copytree(suite.folder, out / ".draft.tmp")
     assert folders_below(out) == [out]
+    problems = {fault.file: fault.problem for fault in examine(out).faults}
+    assert "draft of an interrupted run; remove it" in problems[".draft.tmp"]
+    assert "move what lies beside the suites" in problems[suite.folder.name]  # and not: remove the suite
     shutil.rmtree(out / ".draft.tmp")
     (out / "link").symlink_to(suite.folder)
     assert folders_below(out) == [out]

@@ -65,7 +65,8 @@ def test_one_seed_has_no_paired_interval_and_a_rival_with_fewer_seeds_is_no_riva
     records = made(NAME, [metric(0.6, 0.05)] * 2) + made("short", [metric(0.99, 0.001)])
     records += made("whole", [metric(0.65, 0.05), metric(0.7, 0.05)])
     (cell,) = [cell for cell in attack_cells(checked(*records)) if cell.metric == "auc"]
-    assert (cell.other.attack, cell.others) == ("whole", 1)
+    assert (cell.other.attack, cell.others, cell.on_fewer_seeds) == ("whole", 1, 1)
+    assert "whole; 1 on fewer seeds left out" in attack_table("bob/0", [cell])
     single = attack_cells(checked(*made(NAME, [metric(0.6, 0.05)]), *made("whole", [metric(0.65, 0.05)])))
     assert "one seed" in str(single[0].difference.reason) and "one seed" in attack_table("bob/0", single)
 
